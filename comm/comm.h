@@ -1,0 +1,73 @@
+/* Who talks to whom. A communicator and its collective operations, each as begin and end, so that a message travels
+ * while the caller computes. Counts are elements. Two kinds: `self` (one rank) and `mpi` (host memory).
+ *
+ * All MPI calls of a process are made by one communication thread, in the order in which they were begun; every
+ * communicator member must begin the same operations in the same order. That thread sleeps while it waits. No wait
+ * is endless: after `timeout_s` without progress the job ends with EXIT_PEER_LOST, naming the operation and the peer. */
+#ifndef TANDEM_COMM_H
+#define TANDEM_COMM_H
+
+#include "kernels/tensor.h"
+
+enum all_reduce_algorithm {
+    ALL_REDUCE_DIRECT, /* reduce-scatter + all-gather over point-to-point messages, in segments (comm/direct.c) */
+    ALL_REDUCE_MPI,    /* MPI_Iallreduce, tested and slept on */
+};
+
+struct comm_options {
+    enum all_reduce_algorithm all_reduce;
+    double timeout_s;
+};
+
+/* One operation under way. Owned by the caller, untouched by it between begin and end. */
+struct work {
+    double posted, start, end; /* clock_seconds() of begin, of the first message, of completion */
+    int64_t bytes_sent;        /* by this rank, to other ranks */
+    const char *what;          /* for the watchdog's message */
+    struct tensor data;
+    int root;
+    int kind, state; /* private to comm/ */
+    struct work *next;
+};
+
+enum reduction { REDUCE_SUM, REDUCE_MAX, REDUCE_MIN };
+
+struct comm_ops;
+struct comm {
+    const struct comm_ops *ops;
+    int rank, size;             /* in this communicator */
+    int local_rank, local_size; /* among the ranks on this host */
+    int hosts;
+    void *impl;
+};
+
+/* Opens the world: kind `self` (always one rank), `mpi`, or `auto` (mpi under an MPI launcher, else self). Collective.
+ * -1 with a message where the kind is unknown, not in this build, or MPI lacks the thread level needed. */
+int comm_open(struct comm **comm, const char *kind, const struct comm_options *options, struct error *e);
+
+/* Collective; every operation must have ended. */
+void comm_close(struct comm *comm);
+
+/* data (fp32) = element-wise sum over all ranks, added in the order of ranks 0, 1, 2, ... whatever the number of
+ * elements, so that cutting a tensor into pieces does not change a bit of it (ALL_REDUCE_DIRECT). In place. Collective. */
+void comm_all_reduce_begin(struct comm *comm, struct tensor data, struct work *work);
+
+/* data of rank `root` to all. Any dtype. Collective. */
+void comm_broadcast_begin(struct comm *comm, struct tensor data, int root, struct work *work);
+
+/* Waits for completion; the times in work are set. Not collective. True/false without waiting: comm_done. */
+void comm_end(struct comm *comm, struct work *work);
+bool comm_done(struct comm *comm, struct work *work);
+
+/* Small host-side collectives, synchronous: values[count] reduced on all ranks (sums in the order of ranks); a barrier. */
+void comm_reduce(struct comm *comm, double *values, int count, enum reduction reduction);
+void comm_barrier(struct comm *comm);
+
+/* All ranks learn whether any failed: returns 0 if status is 0 everywhere, else -1 on every rank, with the message of
+ * the lowest rank that failed in e. Collective. */
+int comm_agree(struct comm *comm, int status, struct error *e);
+
+/* What MPI library, which thread level, hosts and ranks; one line for people. */
+void comm_describe(const struct comm *comm, char *text, size_t size);
+
+#endif
