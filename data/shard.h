@@ -5,21 +5,23 @@
 #ifndef TANDEM_SHARD_H
 #define TANDEM_SHARD_H
 
-#include "kernels/base.h"
+#include "data/file.h"
+
+enum { SHARD_PATH_BYTES = 4096 };
 
 struct shard {
     const uint8_t *tokens;
     int64_t count; /* tokens */
     int token_bytes, vocab;
     char tokenizer[17];
-    void *map;
-    size_t map_bytes;
+    struct file_map map;
 };
 
 /* Maps a shard and checks all of it: magic, version, size against the header, every token < vocab.
- * -1 with a message that names the file, what was found and what was expected. Synchronous, not collective. */
+ * -1 with a message that names the file, what was found and what was expected. Synchronous, not collective.
+ */
 int shard_open(struct shard *shard, const char *path, struct error *e);
-void shard_close(struct shard *shard);
+void shard_close(struct shard *shard); /* accepts a shard that is all zero */
 
 /* Token i, 0 <= i < count (not checked). */
 static inline int32_t shard_token(const struct shard *s, int64_t i) {
@@ -28,8 +30,16 @@ static inline int32_t shard_token(const struct shard *s, int64_t i) {
     return ((const int32_t *)(const void *)s->tokens)[i];
 }
 
-/* Writes a shard beside `path` and renames it there, so that a reader never sees half a file. */
+/* Writes tokens[count], count >= 1, each 0 <= token < vocab, with 1, 2 or 4 bytes each as the vocabulary
+ * needs. The file is written beside `path`, synced and renamed there, so that a reader never sees half of it.
+ * -1 with a message if the file system refuses. */
 int shard_write(const char *path, const int32_t *tokens, int64_t count, int vocab, const char *tokenizer,
                 struct error *e);
+
+/* The shards of a split in a folder are <split>-00000.bin, <split>-00001.bin, ... */
+void shard_path(char path[SHARD_PATH_BYTES], const char *dir, const char *split, int index);
+
+/* How many files with such a name there are. -1 with a message if `dir` cannot be listed. */
+int shard_count_files(const char *dir, const char *split, struct error *e);
 
 #endif
