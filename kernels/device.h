@@ -9,7 +9,8 @@
 struct stream;
 
 /* Inverted dropout: keep an element with probability 1 - rate and scale it by 1/(1 - rate).
- * The draw for row i, column j is Philox4x32-10 (Salmon et al. 2011) of (key, first_row + i, j). */
+ * The draw for row i, column j is word j % 4 of Philox4x32-10 (Salmon et al. 2011) with counter (first_row + i, j / 4);
+ * kept if draw >= rate * 2^32, that product rounded down. */
 struct dropout {
     float rate; /* 0: off, nothing is drawn */
     uint64_t key; /* from seed, step and place in the network */

@@ -1,0 +1,71 @@
+/* Dropout: its masks, and the passes over rows that apply them. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/philox.h"
+
+#include <string.h>
+
+void cpu_dropout_mask(float *mask, const struct dropout *drop, int64_t row, int64_t first_column,
+                      int64_t count) {
+    enum { DRAWS = 16 };
+    const uint32_t threshold = (uint32_t)((double)drop->rate * 4294967296.0);
+    const float scale = 1.0f / (1.0f - drop->rate);
+    const uint64_t counter = (uint64_t)(drop->first_row + row);
+    for (int64_t j = 0; j < count; j += 4 * DRAWS) {
+        float keep[DRAWS][4];
+#pragma omp simd
+        for (int i = 0; i < DRAWS; i++) {
+            const struct philox draw = philox_draw(drop->key, counter, (uint64_t)(first_column + j) / 4 + i);
+            for (int k = 0; k < 4; k++) keep[i][k] = draw.word[k] >= threshold ? scale : 0.0f;
+        }
+        memcpy(mask + j, keep, (size_t)min_i64(4 * DRAWS, count - j) * sizeof *mask);
+    }
+}
+
+enum { STRIP = 256 }; /* columns whose mask is made at a time */
+
+void cpu_dropout_row(float *y, const float *x, int64_t columns, const struct dropout *drop, int64_t row) {
+    for (int64_t first = 0; first < columns; first += STRIP) {
+        const int64_t count = min_i64(STRIP, columns - first);
+        float mask[STRIP];
+        cpu_dropout_mask(mask, drop, row, first, count);
+        for (int64_t j = 0; j < count; j++) y[first + j] = x[first + j] * mask[j];
+    }
+}
+
+void cpu_residual_row(float *sum, const float *x, const float *delta, int64_t columns,
+                      const struct dropout *drop, int64_t row) {
+    if (drop->rate == 0.0f) {
+        for (int64_t j = 0; j < columns; j++) sum[j] = x[j] + delta[j];
+        return;
+    }
+    for (int64_t first = 0; first < columns; first += STRIP) {
+        const int64_t count = min_i64(STRIP, columns - first);
+        float mask[STRIP];
+        cpu_dropout_mask(mask, drop, row, first, count);
+        for (int64_t j = 0; j < count; j++) sum[first + j] = x[first + j] + delta[first + j] * mask[j];
+    }
+}
+
+void cpu_dropout_apply(struct stream *s, struct tensor y, struct tensor x, struct dropout drop) {
+    (void)s;
+    const int64_t rows = tensor_rows(x), columns = tensor_columns(x);
+    float *out = cpu_matrix(y, rows, columns);
+    const float *in = tensor_f32(x);
+    if (drop.rate == 0.0f && out == in) return;
+#pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_MINIMUM)
+    for (int64_t i = 0; i < rows; i++)
+        if (drop.rate == 0.0f)
+            memcpy(out + i * columns, in + i * columns, (size_t)columns * sizeof *out);
+        else
+            cpu_dropout_row(out + i * columns, in + i * columns, columns, &drop, i);
+}
+
+void cpu_residual_add(struct stream *s, struct tensor y, struct tensor delta, struct dropout drop) {
+    (void)s;
+    const int64_t rows = tensor_rows(y), columns = tensor_columns(y);
+    float *out = tensor_f32(y);
+    const float *added = cpu_matrix(delta, rows, columns);
+#pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_MINIMUM)
+    for (int64_t i = 0; i < rows; i++)
+        cpu_residual_row(out + i * columns, out + i * columns, added + i * columns, columns, &drop, i);
+}

@@ -1,0 +1,51 @@
+/* Matrix products, through oneDNN, and the layers that are a product and a pass over its rows. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vector_math.h"
+
+#include <oneapi/dnnl/dnnl.h>
+
+void cpu_sgemm(struct strided c, int64_t m, int64_t n, int64_t k, float alpha, struct strided a,
+               bool transpose_a, struct strided b, bool transpose_b, float beta) {
+    dnnl_status_t status = dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, alpha,
+                                      a.data, a.stride, b.data, b.stride, beta, c.data, c.stride);
+    CHECK(status == dnnl_success, "dnnl_sgemm of %lld x %lld x %lld failed with status %d", (long long)m,
+          (long long)n, (long long)k, (int)status);
+}
+
+void cpu_matmul(struct stream *s, struct tensor c, struct tensor a, bool transpose_a, struct tensor b,
+                bool transpose_b, float beta) {
+    (void)s;
+    int64_t m = tensor_rows(c), n = tensor_columns(c);
+    int64_t k = transpose_a ? tensor_rows(a) : tensor_columns(a);
+    cpu_sgemm((struct strided){tensor_f32(c), n}, m, n, k, 1.0f,
+              (struct strided){cpu_matrix(a, m, k), tensor_columns(a)}, transpose_a,
+              (struct strided){cpu_matrix(b, k, n), tensor_columns(b)}, transpose_b, beta);
+}
+
+void cpu_linear_forward(struct stream *s, struct tensor y, struct tensor x, struct tensor w,
+                        struct tensor bias) {
+    cpu_matmul(s, y, x, false, w, false, 0.0f);
+    const int64_t rows = tensor_rows(y), columns = tensor_columns(y);
+    float *out = tensor_f32(y);
+    const float *shift = cpu_matrix(bias, 1, columns);
+#pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_MINIMUM)
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++) out[i * columns + j] += shift[j];
+}
+
+void cpu_linear_gelu_forward(struct stream *s, struct tensor y, struct tensor pre, struct tensor x,
+                             struct tensor w, struct tensor bias) {
+    cpu_matmul(s, pre, x, false, w, false, 0.0f);
+    const int64_t rows = tensor_rows(pre), columns = tensor_columns(pre);
+    float *out = cpu_matrix(y, rows, columns), *before = tensor_f32(pre);
+    const float *shift = cpu_matrix(bias, 1, columns);
+#pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_MINIMUM)
+    for (int64_t i = 0; i < rows; i++) {
+        float *restrict out_row = out + i * columns, *restrict pre_row = before + i * columns;
+        for (int64_t j = 0; j < columns; j++) {
+            float v = pre_row[j] + shift[j];
+            pre_row[j] = v;
+            out_row[j] = gelu(v);
+        }
+    }
+}
