@@ -1,0 +1,122 @@
+#include "model/block.h"
+
+#include "kernels/philox.h"
+
+static const char *const place_names[] = {
+    [DROPOUT_EMBEDDING] = "dropout embedding",
+    [DROPOUT_PROBABILITIES] = "dropout probabilities",
+    [DROPOUT_ATTENTION] = "dropout attention",
+    [DROPOUT_MLP] = "dropout mlp",
+};
+
+struct dropout block_dropout(const struct gpt *g, const struct gpt_batch *b, enum dropout_place place, int layer) {
+    if (!b->training || g->config.dropout == 0.0f) return (struct dropout){0};
+    const int64_t heads = place == DROPOUT_PROBABILITIES ? g->config.heads : 1;
+    return (struct dropout){
+        .rate = g->config.dropout,
+        .key = philox_key(b->seed, place_names[place], (uint64_t)b->step, (uint64_t)layer),
+        .first_row = b->first_sequence * heads * b->positions,
+    };
+}
+
+struct tensor block_weight(const struct gpt *g, enum param_kind kind, int layer) {
+    return param_view(param_find(&g->table, kind, layer), g->weight);
+}
+
+static struct tensor block_gradient(const struct gpt *g, enum param_kind kind, int layer) {
+    return param_view(param_find(&g->table, kind, layer), g->gradient);
+}
+
+static int64_t rows_of(const struct gpt_batch *b) {
+    return b->sequences * b->positions;
+}
+
+static struct tensor first_rows(struct tensor t, const struct gpt_batch *b) {
+    return tensor_slice(t, 0, rows_of(b));
+}
+
+static struct tensor sequences_of(struct tensor t, const struct gpt_batch *b) {
+    return tensor_of(t.data, t.dtype, b->sequences, b->positions, tensor_columns(t));
+}
+
+static struct tensor lse_of(const struct gpt *g, int layer, const struct gpt_batch *b) {
+    struct tensor t = g->block[layer].lse;
+    return tensor_of(t.data, t.dtype, b->sequences, g->config.heads, b->positions);
+}
+
+/* The attention half and the first MLP layer: everything the backward pass reads. */
+static void forward_to_gelu(struct gpt *g, const struct gpt_batch *b, int l) {
+    const struct device *d = g->device;
+    struct block_activations *k = &g->block[l];
+    d->linear_forward(g->stream, first_rows(k->qkv, b), first_rows(k->ln1, b), block_weight(g, PARAM_QKV_W, l),
+                      block_weight(g, PARAM_QKV_B, l));
+    d->attention_forward(g->stream, sequences_of(k->att, b), lse_of(g, l, b), sequences_of(k->qkv, b),
+                         block_dropout(g, b, DROPOUT_PROBABILITIES, l));
+    d->linear_forward(g->stream, first_rows(g->delta, b), first_rows(k->att, b), block_weight(g, PARAM_ATT_PROJ_W, l),
+                      block_weight(g, PARAM_ATT_PROJ_B, l));
+    d->residual_layernorm_forward(g->stream, first_rows(k->mid, b), first_rows(k->ln2, b), first_rows(k->stats2, b),
+                                  first_rows(k->x, b), first_rows(g->delta, b), block_weight(g, PARAM_LN_2_W, l),
+                                  block_weight(g, PARAM_LN_2_B, l), block_dropout(g, b, DROPOUT_ATTENTION, l));
+    d->linear_gelu_forward(g->stream, first_rows(k->act, b), first_rows(k->pre, b), first_rows(k->ln2, b),
+                           block_weight(g, PARAM_FC_W, l), block_weight(g, PARAM_FC_B, l));
+}
+
+void block_forward(struct gpt *g, const struct gpt_batch *b, int l) {
+    forward_to_gelu(g, b, l);
+    g->device->linear_forward(g->stream, first_rows(g->delta, b), first_rows(g->block[l].act, b),
+                              block_weight(g, PARAM_MLP_PROJ_W, l), block_weight(g, PARAM_MLP_PROJ_B, l));
+}
+
+void block_recompute(struct gpt *g, const struct gpt_batch *b, int l) {
+    struct block_activations *k = &g->block[l];
+    g->device->layernorm_forward(g->stream, first_rows(k->ln1, b), first_rows(k->stats1, b), first_rows(k->x, b),
+                                 block_weight(g, PARAM_LN_1_W, l), block_weight(g, PARAM_LN_1_B, l));
+    forward_to_gelu(g, b, l);
+}
+
+/* y = x w + bias: the gradients of w and bias from dy, and of x into dx. */
+static void linear_backward(struct gpt *g, struct tensor dx, struct tensor dy, struct tensor x, enum param_kind weight,
+                            int l, float beta) {
+    g->device->matmul(g->stream, block_gradient(g, weight, l), x, true, dy, false, beta);
+    g->device->matmul(g->stream, dx, dy, false, block_weight(g, weight, l), true, 0.0f);
+}
+
+/* The gradient of a branch: that of the residual stream, through the branch's dropout where there is one. */
+static struct tensor branch_gradient(struct gpt *g, const struct gpt_batch *b, enum dropout_place place, int l) {
+    const struct dropout drop = block_dropout(g, b, place, l);
+    struct tensor dx = first_rows(g->dx, b), dy = first_rows(g->dy, b);
+    if (drop.rate == 0.0f) return dx;
+    g->device->dropout_apply(g->stream, dy, dx, drop);
+    return dy;
+}
+
+void block_backward_mlp(struct gpt *g, const struct gpt_batch *b, int l, float beta) {
+    const struct device *d = g->device;
+    const struct block_activations *k = &g->block[l];
+    struct tensor dwide = first_rows(g->dwide, b), dy = branch_gradient(g, b, DROPOUT_MLP, l);
+    d->bias_backward(g->stream, block_gradient(g, PARAM_MLP_PROJ_B, l), dy, beta);
+    linear_backward(g, dwide, dy, first_rows(k->act, b), PARAM_MLP_PROJ_W, l, beta);
+    d->gelu_backward(g->stream, dwide, block_gradient(g, PARAM_FC_B, l), first_rows(k->pre, b), beta);
+    linear_backward(g, first_rows(g->dy, b), dwide, first_rows(k->ln2, b), PARAM_FC_W, l, beta);
+    d->layernorm_backward(g->stream, first_rows(g->dx, b), block_gradient(g, PARAM_LN_2_W, l),
+                          block_gradient(g, PARAM_LN_2_B, l), first_rows(g->dy, b), first_rows(k->mid, b),
+                          first_rows(k->stats2, b), block_weight(g, PARAM_LN_2_W, l), beta);
+}
+
+void block_backward_attention(struct gpt *g, const struct gpt_batch *b, int l, float beta) {
+    const struct device *d = g->device;
+    const struct block_activations *k = &g->block[l];
+    const int64_t C = g->config.channels;
+    struct tensor dy = branch_gradient(g, b, DROPOUT_ATTENTION, l);
+    struct tensor dqkv = tensor_of(g->dwide.data, DTYPE_F32, rows_of(b), 3 * C);
+    d->bias_backward(g->stream, block_gradient(g, PARAM_ATT_PROJ_B, l), dy, beta);
+    /* The forward pass is done with delta: it holds the gradient of the attention output. */
+    linear_backward(g, first_rows(g->delta, b), dy, first_rows(k->att, b), PARAM_ATT_PROJ_W, l, beta);
+    d->attention_backward(g->stream, sequences_of(dqkv, b), sequences_of(g->delta, b), sequences_of(k->att, b),
+                          lse_of(g, l, b), sequences_of(k->qkv, b), block_dropout(g, b, DROPOUT_PROBABILITIES, l));
+    d->bias_backward(g->stream, block_gradient(g, PARAM_QKV_B, l), dqkv, beta);
+    linear_backward(g, first_rows(g->dy, b), dqkv, first_rows(k->ln1, b), PARAM_QKV_W, l, beta);
+    d->layernorm_backward(g->stream, first_rows(g->dx, b), block_gradient(g, PARAM_LN_1_W, l),
+                          block_gradient(g, PARAM_LN_1_B, l), first_rows(g->dy, b), first_rows(k->x, b),
+                          first_rows(k->stats1, b), block_weight(g, PARAM_LN_1_W, l), beta);
+}

@@ -1,0 +1,24 @@
+/* One transformer block: x + attention(norm(x)), then + mlp(norm(.)). Private to model/; documented with gpt.h. */
+#ifndef TANDEM_BLOCK_H
+#define TANDEM_BLOCK_H
+
+#include "model/gpt.h"
+
+enum dropout_place { DROPOUT_EMBEDDING, DROPOUT_PROBABILITIES, DROPOUT_ATTENTION, DROPOUT_MLP };
+
+/* What to draw at a place of the network for this batch; rate 0 outside training. */
+struct dropout block_dropout(const struct gpt *gpt, const struct gpt_batch *batch, enum dropout_place place, int layer);
+
+struct tensor block_weight(const struct gpt *gpt, enum param_kind kind, int layer);
+
+/* From block->ln1 (the caller's) up to the MLP's branch in gpt->delta, which the caller adds to block->mid. */
+void block_forward(struct gpt *gpt, const struct gpt_batch *batch, int layer);
+
+/* Rebuilds the block's activations from block->x. */
+void block_recompute(struct gpt *gpt, const struct gpt_batch *batch, int layer);
+
+/* gpt->dx holds the gradient of the block's output; after both halves, mlp first, that of its input. */
+void block_backward_mlp(struct gpt *gpt, const struct gpt_batch *batch, int layer, float beta);
+void block_backward_attention(struct gpt *gpt, const struct gpt_batch *batch, int layer, float beta);
+
+#endif

@@ -1,0 +1,47 @@
+/* RUN_DIR/metrics.jsonl: one JSON object a line, flushed as it goes. Written by rank 0 alone; on other ranks every
+ * function here does nothing. What was not measured is null, never 0. */
+#ifndef TANDEM_METRICS_H
+#define TANDEM_METRICS_H
+
+#include <stdio.h>
+
+#include "comm/comm.h"
+#include "train/options.h"
+
+struct step_record {
+#define FIELD(name, reduction, help) double name;
+#include "train/step_fields.def"
+#undef FIELD
+};
+
+struct eval_record {
+    int64_t step;
+    double val_loss, val_accuracy, perplexity, bits_per_byte; /* NaN: not known for this tokenizer */
+};
+
+/* Reduces the fields of one kind over all ranks, and extra[count] in the same message. Collective. */
+void step_record_reduce(struct step_record *record, struct comm *comm, enum reduction reduction, double *extra, int count);
+
+struct metrics {
+    FILE *file; /* NULL: this rank writes nothing */
+};
+
+/* What a run is, beyond its options. */
+struct run_facts {
+    const char *version, *host, *device, *communication, *tokenizer;
+    int ranks, hosts, threads, vocab, buckets;
+    int64_t parameters, train_tokens, validation_tokens;
+    double peak_flops; /* of one rank */
+};
+
+/* Starts RUN_DIR/metrics.jsonl anew if `write`. -1 with a message if it cannot. */
+int metrics_open(struct metrics *m, const char *run_dir, bool write, struct error *e);
+void metrics_close(struct metrics *m);
+
+void metrics_start(struct metrics *m, const struct options *o, const struct run_facts *facts);
+void metrics_step(struct metrics *m, int64_t step, const struct step_record *record);
+void metrics_eval(struct metrics *m, const struct eval_record *record);
+void metrics_end(struct metrics *m, int64_t steps, double median_step_ms, const struct eval_record *last,
+                 const char *reason);
+
+#endif

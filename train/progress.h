@@ -1,0 +1,31 @@
+/* What a person sees of a run: a line now and then, and a table at the end. To stdout, from rank 0. */
+#ifndef TANDEM_PROGRESS_H
+#define TANDEM_PROGRESS_H
+
+#include "train/metrics.h"
+
+struct progress {
+    bool shown;          /* this rank speaks */
+    int64_t steps;       /* planned */
+    int64_t done;        /* recorded */
+    double *step_ms;     /* [done] of every step, for medians */
+    double *exposed_ms, *comm_ms;
+    struct step_record last;
+    int64_t bytes_sent; /* so far */
+    double started;
+};
+
+void progress_create(struct progress *progress, bool shown, int64_t steps);
+void progress_free(struct progress *progress);
+
+/* Takes a step in; prints its line if `show`. step counts from 0 and is shown from 1. */
+void progress_step(struct progress *progress, int64_t step, const struct step_record *record, bool show);
+void progress_eval(const struct progress *progress, const struct eval_record *record);
+
+/* The median over the recorded steps, the first one (page faults, library start-up) left out if there are others. */
+double progress_median_step_ms(const struct progress *progress);
+
+void progress_summary(const struct progress *progress, const struct eval_record *last, int ranks,
+                      const char *run_dir);
+
+#endif

@@ -1,0 +1,49 @@
+/* A rank's share of a training run: model, optimizer, data and communication, and one step of it. */
+#ifndef TANDEM_TRAINER_H
+#define TANDEM_TRAINER_H
+
+#include "comm/bucket.h"
+#include "data/loader.h"
+#include "train/lr_schedule.h"
+#include "train/metrics.h"
+#include "train/optimizer.h"
+#include "train/threads.h"
+
+struct trainer {
+    const struct options *options;
+    struct comm *comm;
+    const struct device *device;
+    struct thread_plan threads;
+    struct loader train, validation;
+    struct gpt gpt;
+    struct optimizer optimizer;
+    struct bucket_engine *buckets;
+    struct lr_schedule schedule;
+    int64_t share, micro_batch;  /* sequences of the global batch that are this rank's; and of those at once */
+    int32_t *tokens, *targets;   /* [share * context] */
+    double step_started, data_ms; /* of the step under way */
+    double peak_flops;           /* of this rank, measured */
+};
+
+/* Opens the data and makes the model; all ranks check their part and agree. -1 with a message on bad input. Collective. */
+int trainer_create(struct trainer *trainer, const struct options *options, struct comm *comm, struct error *e);
+void trainer_free(struct trainer *trainer);
+
+/* What one step came to. */
+struct step_outcome {
+    struct step_record record;
+    bool stop;     /* some rank was asked to stop by a signal */
+    bool diverged; /* loss or gradient norm is not finite; the weights have not been touched */
+};
+
+/* Reads this rank's share of the global batch of a step (from 0) into tokens and targets. Not collective. */
+void trainer_read_batch(struct trainer *trainer, int64_t step);
+
+/* Step number `step` on the batch that lies in tokens and targets: micro-batches forward and backward, reduction
+ * overlapped with the last one, clipping, update. `stop`: this rank wishes to. Same outcome on all ranks. Collective. */
+struct step_outcome trainer_step(struct trainer *trainer, int64_t step, bool stop);
+
+/* Evaluates on --eval-batches validation batches. Collective. */
+struct eval_record trainer_evaluate(struct trainer *trainer, int64_t step);
+
+#endif
