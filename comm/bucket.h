@@ -16,14 +16,18 @@ struct bucket_engine {
     struct comm *comm;
     struct tensor gradient; /* flat, fp32 */
     struct bucket *bucket; /* [buckets] */
-    int buckets, begun; /* begun: how many reductions of this step have been started */
+    int buckets;
     bool overlap;
+    /* of this step: */
+    bool in_step;
+    int64_t ready;       /* elements [0, ready) are final */
+    int complete, begun; /* buckets whose gradients are final; whose reductions have been started */
 };
 
 /* What one step's reductions cost, on this rank. */
 struct bucket_stats {
     double comm_ms;     /* time in which at least one reduction was under way */
-    double exposed_ms;  /* the part of it that the caller had to wait for */
+    double exposed_ms;  /* what the caller had to wait for them in bucket_engine_finish */
     int64_t bytes_sent; /* by this rank */
     int64_t bytes_dense; /* what uncompressed reductions send: 2 (p-1)/p x 4 x elements */
 };

@@ -10,7 +10,7 @@
 #include "kernels/tensor.h"
 
 enum all_reduce_algorithm {
-    ALL_REDUCE_DIRECT, /* reduce-scatter + all-gather over point-to-point messages, in segments (comm/direct.c) */
+    ALL_REDUCE_DIRECT, /* reduce-scatter + all-gather over point-to-point messages, in segments (comm/mpi/exchange.c) */
     ALL_REDUCE_MPI,    /* MPI_Iallreduce, tested and slept on */
 };
 
@@ -26,7 +26,7 @@ struct work {
     const char *what;          /* for the watchdog's message */
     struct tensor data;
     int root;
-    int kind, state; /* private to comm/ */
+    int kind, state, open; /* private to comm/ */
     struct work *next;
 };
 

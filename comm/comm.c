@@ -1,0 +1,95 @@
+#include "comm/comm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/ops.h"
+
+/* Any of these is set by an MPI launcher: Open MPI's mpirun, MPICH's and Slurm's PMI, PMIx. */
+static bool under_mpi_launcher(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (getenv(names[i])) return true;
+    return false;
+}
+
+int comm_open(struct comm **comm, const char *kind, const struct comm_options *options, struct error *e) {
+    *comm = NULL;
+    if (strcmp(kind, "auto") == 0) kind = under_mpi_launcher() ? "mpi" : "self";
+    if (strcmp(kind, "self") == 0) return self_open(comm, options, e);
+    if (strcmp(kind, "mpi") == 0) return mpi_open(comm, options, e);
+    return error_set(e, "unknown communicator '%s': expected auto, self or mpi", kind);
+}
+
+void comm_close(struct comm *comm) {
+    if (comm) comm->ops->close(comm);
+}
+
+static void begin(struct comm *comm, struct work *work, enum work_kind kind, const char *what,
+                  struct tensor data, int root) {
+    *work = (struct work){.kind = kind, .what = what, .data = data, .root = root, .posted = clock_seconds()};
+    comm->ops->begin(comm, work);
+}
+
+void comm_all_reduce_begin(struct comm *comm, struct tensor data, struct work *work) {
+    CHECK(data.dtype == DTYPE_F32, "all-reduce adds fp32, not %s", dtype_table[data.dtype].name);
+    begin(comm, work, WORK_ALL_REDUCE, "all-reduce", data, 0);
+}
+
+void comm_broadcast_begin(struct comm *comm, struct tensor data, int root, struct work *work) {
+    CHECK(root >= 0 && root < comm->size, "broadcast from rank %d of %d", root, comm->size);
+    begin(comm, work, WORK_BROADCAST, "broadcast", data, root);
+}
+
+void comm_end(struct comm *comm, struct work *work) {
+    comm->ops->end(comm, work);
+}
+
+bool comm_done(struct comm *comm, struct work *work) {
+    return comm->ops->done(comm, work);
+}
+
+static double combine(double a, double b, enum reduction reduction) {
+    switch (reduction) {
+    case REDUCE_SUM:
+        return a + b;
+    case REDUCE_MAX:
+        return a > b ? a : b;
+    case REDUCE_MIN:
+        return a < b ? a : b;
+    }
+    CHECK(false, "unknown reduction %d", (int)reduction);
+    return 0;
+}
+
+void comm_reduce(struct comm *comm, double *values, int count, enum reduction reduction) {
+    double *all = memory_alloc(sizeof *all * (size_t)count * (size_t)comm->size);
+    comm->ops->gather(comm, "reduce", values, sizeof *values * (size_t)count, all);
+    memcpy(values, all, sizeof *values * (size_t)count);
+    for (int r = 1; r < comm->size; r++)
+        for (int i = 0; i < count; i++)
+            values[i] = combine(values[i], all[r * (int64_t)count + i], reduction);
+    free(all);
+}
+
+void comm_barrier(struct comm *comm) {
+    char here = 0, *all = memory_alloc((size_t)comm->size);
+    comm->ops->gather(comm, "barrier", &here, 1, all);
+    free(all);
+}
+
+int comm_agree(struct comm *comm, int status, struct error *e) {
+    double first = status ? comm->rank : comm->size;
+    comm_reduce(comm, &first, 1, REDUCE_MIN);
+    if ((int)first == comm->size) return 0;
+    /* Messages travel only in the rare case that there is one. */
+    struct error *all = memory_alloc(sizeof *all * (size_t)comm->size);
+    comm->ops->gather(comm, "agree", e, sizeof *e, all);
+    *e = all[(int)first];
+    free(all);
+    return -1;
+}
+
+void comm_describe(const struct comm *comm, char *text, size_t size) {
+    comm->ops->describe(comm, text, size);
+}

@@ -1,0 +1,276 @@
+/* All-reduce and broadcast by direct messages between all pairs of ranks.
+ *
+ * The data is cut into blocks, and a block into one chunk per rank: chunk j belongs to rank j. For two
+ * blocks:
+ *
+ *     all-reduce   pieces   every rank sends its chunk j to rank j, which adds the pieces in the order of
+ * ranks results  rank j sends the sum of chunk j to every rank broadcast    pieces   the root sends chunk j
+ * to rank j results  rank j sends chunk j to every rank but the root
+ *
+ * Cost for N elements on p ranks: each rank sends and receives 2 (p-1)/p N (all-reduce), which is the least
+ * possible. Several blocks are under way at once, also across the end of one work and the beginning of the
+ * next, so that results of early blocks travel while pieces of later ones do and the link stays full in both
+ * directions. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/mpi/mpi_comm.h"
+
+enum {
+    WINDOW = 4,             /* blocks under way */
+    PIECE_MAX = 64 << 10,   /* elements of one message, at most; fewer with very many ranks, so that */
+    SCRATCH_MAX = 16 << 20, /* elements bound the scratch memory for received pieces */
+    TAGS = 8192,            /* two for each block, used in turn */
+};
+enum message { PIECE_SEND, PIECE_RECEIVE, RESULT_SEND, RESULT_RECEIVE, MESSAGE_KINDS };
+
+struct block {
+    struct work *work; /* NULL: this slot is free */
+    char *data;
+    int64_t count;  /* elements */
+    size_t element; /* bytes of one */
+    int tag;
+    int open;           /* messages under way */
+    int pieces_missing; /* of our chunk, before it can be added up */
+    float *scratch;     /* [size][piece], the pieces of the other ranks */
+};
+
+struct exchange {
+    struct mpi *mpi;
+    int64_t piece;  /* elements of one message, at most */
+    float *scratch; /* [WINDOW][size][piece] */
+    struct block block[WINDOW];
+    MPI_Request *request; /* [WINDOW][MESSAGE_KINDS][size] */
+    int *done;            /* indices of completed requests */
+    int tag;              /* of the next block */
+    struct work *work;    /* being cut into blocks; NULL: none */
+    int64_t next;         /* its first element that is in no block yet */
+};
+
+struct exchange *exchange_create(struct mpi *mpi) {
+    struct exchange *x = memory_alloc_zeroed(sizeof *x);
+    int64_t size = mpi->comm.size, requests = WINDOW * MESSAGE_KINDS * size;
+    int64_t fitting = SCRATCH_MAX / (WINDOW * size);
+    x->mpi = mpi;
+    x->piece = fitting < PIECE_MAX ? fitting : PIECE_MAX;
+    x->scratch = memory_alloc(sizeof *x->scratch * (size_t)(WINDOW * size * x->piece));
+    x->request = memory_alloc(sizeof *x->request * (size_t)requests);
+    x->done = memory_alloc(sizeof *x->done * (size_t)requests);
+    for (int i = 0; i < WINDOW; i++) x->block[i].scratch = x->scratch + i * size * x->piece;
+    for (int64_t i = 0; i < requests; i++) x->request[i] = MPI_REQUEST_NULL;
+    return x;
+}
+
+void exchange_free(struct exchange *x) {
+    if (!x) return;
+    free(x->scratch);
+    free(x->request);
+    free(x->done);
+    free(x);
+}
+
+/* Chunk j of a block is elements [edge(j), edge(j + 1)). */
+static int64_t edge(const struct exchange *x, const struct block *b, int j) {
+    return b->count * j / x->mpi->comm.size;
+}
+
+static int64_t chunk_count(const struct exchange *x, const struct block *b, int j) {
+    return edge(x, b, j + 1) - edge(x, b, j);
+}
+
+static char *chunk(const struct exchange *x, const struct block *b, int j) {
+    return b->data + (size_t)edge(x, b, j) * b->element;
+}
+
+/* Starts one message of `count` elements with `peer`; none if there are no elements. */
+static void post(struct exchange *x, struct block *b, enum message kind, int peer, void *memory,
+                 int64_t count) {
+    if (count == 0) return;
+    bool send = kind == PIECE_SEND || kind == RESULT_SEND;
+    int tag = b->tag + (kind == RESULT_SEND || kind == RESULT_RECEIVE);
+    int bytes = (int)(count * (int64_t)b->element);
+    MPI_Request *request = &x->request[((b - x->block) * MESSAGE_KINDS + kind) * x->mpi->comm.size + peer];
+    if (send)
+        MPI_CALL(MPI_Isend(memory, bytes, MPI_BYTE, peer, tag, x->mpi->world, request));
+    else
+        MPI_CALL(MPI_Irecv(memory, bytes, MPI_BYTE, peer, tag, x->mpi->world, request));
+    if (send) b->work->bytes_sent += bytes;
+    b->open++;
+}
+
+static bool is_broadcast(const struct block *b) {
+    return b->work->kind == WORK_BROADCAST;
+}
+
+/* Each rank begins with the next higher one, so that not all send to the same. */
+static int nth_peer(const struct exchange *x, int n) {
+    return (x->mpi->comm.rank + n) % x->mpi->comm.size;
+}
+
+static void send_results(struct exchange *x, struct block *b) {
+    int me = x->mpi->comm.rank;
+    for (int n = 1; n < x->mpi->comm.size; n++) {
+        int peer = nth_peer(x, n);
+        if (is_broadcast(b) && peer == b->work->root) continue;
+        post(x, b, RESULT_SEND, peer, chunk(x, b, me), chunk_count(x, b, me));
+    }
+}
+
+static void start_all_reduce(struct exchange *x, struct block *b) {
+    int me = x->mpi->comm.rank, size = x->mpi->comm.size;
+    int64_t mine = chunk_count(x, b, me);
+    b->pieces_missing = mine ? size - 1 : 0;
+    for (int n = 1; n < size; n++) {
+        int peer = nth_peer(x, n);
+        post(x, b, PIECE_RECEIVE, peer, b->scratch + peer * x->piece, mine);
+        post(x, b, PIECE_SEND, peer, chunk(x, b, peer), chunk_count(x, b, peer));
+    }
+}
+
+static void start_broadcast(struct exchange *x, struct block *b) {
+    int me = x->mpi->comm.rank, root = b->work->root;
+    b->pieces_missing = 1;
+    for (int n = 1; n < x->mpi->comm.size; n++) {
+        int peer = nth_peer(x, n);
+        enum message kind = me == root ? PIECE_SEND : RESULT_RECEIVE;
+        post(x, b, kind, peer, chunk(x, b, peer), chunk_count(x, b, peer));
+    }
+    if (me == root)
+        send_results(x, b);
+    else
+        post(x, b, PIECE_RECEIVE, root, chunk(x, b, me), chunk_count(x, b, me));
+}
+
+/* Adds the pieces of our chunk in the order of ranks, each in one pass while the sum is in the cache. */
+static void add_pieces(struct exchange *x, struct block *b) {
+    enum { STRIP = 2048 };
+    int me = x->mpi->comm.rank, size = x->mpi->comm.size;
+    int64_t count = chunk_count(x, b, me);
+    float *data = (float *)chunk(x, b, me), sum[STRIP];
+    for (int64_t first = 0; first < count; first += STRIP) {
+        int64_t strip = count - first < STRIP ? count - first : STRIP;
+        for (int r = 0; r < size; r++) {
+            const float *piece = (r == me ? data : b->scratch + r * x->piece) + first;
+            if (r == 0)
+                memcpy(sum, piece, sizeof *sum * (size_t)strip);
+            else
+                for (int64_t i = 0; i < strip; i++) sum[i] += piece[i];
+        }
+        memcpy(data + first, sum, sizeof *sum * (size_t)strip);
+    }
+}
+
+/* What follows the completion of a message. */
+static void message_done(struct exchange *x, struct block *b, enum message kind, int peer) {
+    if (kind == PIECE_RECEIVE && --b->pieces_missing == 0) {
+        if (!is_broadcast(b)) add_pieces(x, b);
+        send_results(x, b);
+    }
+    /* Not earlier: the result is received where the piece was sent from. */
+    if (kind == PIECE_SEND && !is_broadcast(b))
+        post(x, b, RESULT_RECEIVE, peer, chunk(x, b, peer), chunk_count(x, b, peer));
+    b->open--;
+}
+
+/* work->open counts its blocks under way, and one more until it has been cut to the end. */
+static void release_work(struct exchange *x, struct work *work) {
+    if (--work->open == 0) queue_complete(&x->mpi->queue, work);
+}
+
+static void free_if_done(struct exchange *x, struct block *b) {
+    if (b->open > 0) return;
+    release_work(x, b->work);
+    b->work = NULL;
+}
+
+static void take_work(struct exchange *x, struct work *work) {
+    work->start = clock_seconds();
+    work->open = 1;
+    x->work = work;
+    x->next = 0;
+}
+
+/* Is there anything left to put under way, of this work or of one that follows it in the queue? */
+static bool more_to_start(struct exchange *x) {
+    bool all_reduce = x->mpi->options.all_reduce == ALL_REDUCE_DIRECT;
+    unsigned kinds = 1u << WORK_BROADCAST | (unsigned)all_reduce << WORK_ALL_REDUCE;
+    while (!x->work || x->next == tensor_count(x->work->data)) {
+        if (x->work) release_work(x, x->work);
+        x->work = NULL;
+        struct work *next = queue_take_next(&x->mpi->queue, kinds);
+        if (!next) return false;
+        take_work(x, next);
+    }
+    return true;
+}
+
+static void start_block(struct exchange *x, struct block *b) {
+    int64_t left = tensor_count(x->work->data) - x->next, most = x->piece * x->mpi->comm.size;
+    b->work = x->work;
+    b->element = dtype_table[b->work->data.dtype].size;
+    b->data = (char *)b->work->data.data + (size_t)x->next * b->element;
+    b->count = left < most ? left : most;
+    b->tag = x->tag;
+    x->tag = (x->tag + 2) % TAGS;
+    x->next += b->count;
+    b->work->open++;
+    if (is_broadcast(b))
+        start_broadcast(x, b);
+    else
+        start_all_reduce(x, b);
+    free_if_done(x, b);
+}
+
+static void fill_window(struct exchange *x) {
+    for (int i = 0; i < WINDOW; i++)
+        while (!x->block[i].work && more_to_start(x)) start_block(x, &x->block[i]);
+}
+
+/* Looks once at all messages. True if any of them completed. */
+static bool look(struct exchange *x, bool *idle) {
+    int size = x->mpi->comm.size, completed = 0;
+    MPI_CALL(
+        MPI_Testsome(WINDOW * MESSAGE_KINDS * size, x->request, &completed, x->done, MPI_STATUSES_IGNORE));
+    *idle = completed == MPI_UNDEFINED;
+    if (*idle) return false;
+    for (int i = 0; i < completed; i++) {
+        struct block *b = &x->block[x->done[i] / size / MESSAGE_KINDS];
+        enum message kind = x->done[i] / size % MESSAGE_KINDS;
+        int peer = x->done[i] % size;
+        int owner = kind == PIECE_RECEIVE || kind == RESULT_SEND ? x->mpi->comm.rank : peer;
+        poll_progress(&x->mpi->poll, chunk_count(x, b, owner) * (int64_t)b->element);
+        message_done(x, b, kind, peer);
+        free_if_done(x, b);
+    }
+    return completed > 0;
+}
+
+/* Nothing came for too long: names the peers whose messages the first stuck block waits for. A result can be
+ * late because its sender waits for a piece itself, so ranks that owe results are named only where no piece
+ * is missing. */
+static _Noreturn void give_up(struct exchange *x) {
+    static const enum message order[] = {PIECE_RECEIVE, PIECE_SEND, RESULT_RECEIVE, RESULT_SEND};
+    int size = x->mpi->comm.size;
+    bool *silent = memory_alloc_zeroed((size_t)size), any = false;
+    struct work *work = NULL;
+    for (int k = 0; k < MESSAGE_KINDS && !any; k++)
+        for (int i = 0; i < WINDOW; i++)
+            for (int r = 0; r < size; r++) {
+                if (x->request[(i * MESSAGE_KINDS + (int)order[k]) * size + r] == MPI_REQUEST_NULL) continue;
+                silent[r] = any = true;
+                work = x->block[i].work;
+            }
+    peers_lost(x->mpi, work->what, tensor_count(work->data) * (int64_t)dtype_table[work->data.dtype].size,
+               silent);
+}
+
+void exchange_run(struct exchange *x, struct work *work) {
+    take_work(x, work);
+    poll_start(&x->mpi->poll);
+    for (bool idle = false; !idle;) {
+        fill_window(x);
+        if (look(x, &idle) || idle) continue;
+        if (poll_silence(&x->mpi->poll) > x->mpi->options.timeout_s) give_up(x);
+        poll_sleep(&x->mpi->poll);
+    }
+}

@@ -1,0 +1,102 @@
+#include "comm/queue.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+
+#include "comm/ops.h"
+
+void queue_open(struct queue *queue, void *(*body)(void *context), void *context) {
+    *queue = (struct queue){0};
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&queue->lock, NULL);
+    pthread_cond_init(&queue->posted, NULL);
+    pthread_cond_init(&queue->completed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+
+    /* Signals are for the thread that computes: it is the one that looks at their flags. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&queue->thread, NULL, body, context);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    CHECK(error == 0, "cannot start the communication thread: %s", strerror(error));
+}
+
+void queue_close(struct queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    queue->closed = true;
+    pthread_cond_signal(&queue->posted);
+    pthread_mutex_unlock(&queue->lock);
+    pthread_join(queue->thread, NULL);
+    pthread_cond_destroy(&queue->posted);
+    pthread_cond_destroy(&queue->completed);
+    pthread_mutex_destroy(&queue->lock);
+}
+
+void queue_post(struct queue *queue, struct work *work) {
+    pthread_mutex_lock(&queue->lock);
+    CHECK(!queue->closed, "%s begun on a closed communicator", work->what);
+    work->state = WORK_UNDER_WAY;
+    work->next = NULL;
+    if (queue->first)
+        queue->last->next = work;
+    else
+        queue->first = work;
+    queue->last = work;
+    pthread_cond_signal(&queue->posted);
+    pthread_mutex_unlock(&queue->lock);
+}
+
+bool queue_wait(struct queue *queue, struct work *work, double timeout_s) {
+    double until =
+        clock_seconds() + fmin(timeout_s, 1e9); /* INFINITY: for ever, within what a timespec holds */
+    struct timespec deadline = {.tv_sec = (time_t)until, .tv_nsec = (long)(1e9 * (until - floor(until)))};
+    pthread_mutex_lock(&queue->lock);
+    int error = 0;
+    while (work->state != WORK_DONE && error != ETIMEDOUT)
+        error = pthread_cond_timedwait(&queue->completed, &queue->lock, &deadline);
+    bool done = work->state == WORK_DONE;
+    pthread_mutex_unlock(&queue->lock);
+    return done;
+}
+
+bool queue_done(struct queue *queue, struct work *work) {
+    pthread_mutex_lock(&queue->lock);
+    bool done = work->state == WORK_DONE;
+    pthread_mutex_unlock(&queue->lock);
+    return done;
+}
+
+static struct work *pop(struct queue *queue) {
+    struct work *work = queue->first;
+    if (work) queue->first = work->next;
+    return work;
+}
+
+struct work *queue_take(struct queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    while (!queue->first && !queue->closed) pthread_cond_wait(&queue->posted, &queue->lock);
+    struct work *work = pop(queue);
+    pthread_mutex_unlock(&queue->lock);
+    return work;
+}
+
+struct work *queue_take_next(struct queue *queue, unsigned kinds) {
+    pthread_mutex_lock(&queue->lock);
+    struct work *work = queue->first && (kinds >> queue->first->kind & 1) ? pop(queue) : NULL;
+    pthread_mutex_unlock(&queue->lock);
+    return work;
+}
+
+void queue_complete(struct queue *queue, struct work *work) {
+    pthread_mutex_lock(&queue->lock);
+    work->end = clock_seconds();
+    work->state = WORK_DONE;
+    pthread_cond_broadcast(&queue->completed);
+    pthread_mutex_unlock(&queue->lock);
+}

@@ -1,0 +1,35 @@
+/* A first-in first-out queue of work between callers and one communication thread. Both sides sleep while
+ * they wait. */
+#ifndef TANDEM_COMM_QUEUE_H
+#define TANDEM_COMM_QUEUE_H
+
+#include <pthread.h>
+
+#include "comm/comm.h"
+
+struct queue {
+    pthread_mutex_t lock;
+    pthread_cond_t posted, completed;
+    struct work *first, *last;
+    bool closed;
+    pthread_t thread;
+};
+
+/* Starts the thread, which runs body(context) with all signals blocked. queue_close lets it take what is
+ * left, then ends it. */
+void queue_open(struct queue *queue, void *(*body)(void *context), void *context);
+void queue_close(struct queue *queue);
+
+/* The callers' side. queue_wait returns false if the work has not completed within timeout_s. */
+void queue_post(struct queue *queue, struct work *work);
+bool queue_wait(struct queue *queue, struct work *work, double timeout_s);
+bool queue_done(struct queue *queue, struct work *work);
+
+/* The thread's side. queue_take sleeps until there is work; NULL once the queue is closed and empty.
+ * queue_take_next does not wait, and takes the next work only if its kind is one of `kinds`, a set of bits 1
+ * << kind. */
+struct work *queue_take(struct queue *queue);
+struct work *queue_take_next(struct queue *queue, unsigned kinds);
+void queue_complete(struct queue *queue, struct work *work);
+
+#endif
