@@ -9,7 +9,7 @@ struct corpus_plan {
     int text_count;
     const char *out; /* folder, made if it is not there */
     const char *tokenizer;
-    double validation; /* share of the tokens, taken from the end; 0 <= validation < 1 */
+    double validation; /* share of the tokens, taken from the end, to the nearest token; 0 <= validation < 1 */
     int64_t shard_tokens; /* a new shard every so many tokens */
 };
 
@@ -19,7 +19,8 @@ struct corpus_report {
 };
 
 /* Writes train-NNNNN.bin and validation-NNNNN.bin into plan->out. -1 with a message on an unreadable or empty text, an
- * unwritable folder or a bad share. Shards of an earlier build in that folder are replaced. */
+ * unwritable folder or a bad share. Shards of an earlier build in that folder are replaced, once all new ones are
+ * written; a build that fails before leaves them as they were. Memory: 4 bytes per token of one shard. */
 int corpus_build(const struct corpus_plan *plan, struct corpus_report *report, struct error *e);
 
 /* Prints what is in a shard, or in every shard of a folder, to stdout: format, tokenizer, vocabulary, count, the most
