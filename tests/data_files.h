@@ -76,8 +76,10 @@ static inline void write_counting_shard(const char *path, int64_t first, int64_t
 }
 
 /* The message must hold every one of the words, and fit. */
-#define assert_message(e, ...) check_message(&(e), (const char *const[]){__VA_ARGS__, NULL}, __FILE__, __LINE__)
-static inline void check_message(const struct error *e, const char *const *words, const char *file, int line) {
+#define assert_message(e, ...) \
+    check_message(&(e), (const char *const[]){__VA_ARGS__, NULL}, __FILE__, __LINE__)
+static inline void check_message(const struct error *e, const char *const *words, const char *file,
+                                 int line) {
     for (; *words; words++)
         if (!strstr(e->text, *words)) {
             print_error("%s:%d: no \"%s\" in the message: %s\n", file, line, *words, e->text);

@@ -51,7 +51,8 @@ static void test_order_is_uniform(void **state) {
     int hits[PARTS] = {0};
     for (int64_t i = 0; i < (int64_t)WINDOWS * EPOCHS; i++)
         hits[i % WINDOWS * PARTS / WINDOWS] += loader_window(&l, i) < WINDOWS / 4;
-    for (int p = 0; p < PARTS; p++) assert_in_range(hits[p], 2800, 3200); /* 3000, standard deviation below 45 */
+    for (int p = 0; p < PARTS; p++)
+        assert_in_range(hits[p], 2800, 3200); /* 3000, standard deviation below 45 */
 }
 
 /* All orders of three windows come up about equally often. */
@@ -92,7 +93,8 @@ static void test_windows_across_shards(void **state) {
     (void)state;
     enum { CONTEXT = 7, VOCAB = 1000 };
     const char *dir = test_path("across");
-    const int64_t counts[] = {10, 1, 1, 30, 3, 14, 15, 2}; /* 76 tokens: 10 windows, the target of the last is 70 */
+    const int64_t counts[] = {10, 1,  1,  30,
+                              3,  14, 15, 2}; /* 76 tokens: 10 windows, the target of the last is 70 */
     write_split(dir, "train", counts, 8, VOCAB);
     struct loader l;
     struct error e;
@@ -114,12 +116,14 @@ static void test_windows_across_shards(void **state) {
     assert_null(l.shard);
 }
 
-/* dp ranks share a batch: rank r takes its part of each step's sequences. In `epochs` epochs every token but the first
- * and those of the tail is a target exactly `epochs` times, also where the batch does not divide the windows. */
+/* dp ranks share a batch: rank r takes its part of each step's sequences. In `epochs` epochs every token but
+ * the first and those of the tail is a target exactly `epochs` times, also where the batch does not divide
+ * the windows. */
 static void check_epochs(const char *dir, int context, int batch, int dp, int epochs) {
     struct loader l[4];
     struct error e;
-    for (int r = 0; r < dp; r++) assert_int_equal(loader_open(&l[r], dir, "train", context, batch, 42, &e), 0);
+    for (int r = 0; r < dp; r++)
+        assert_int_equal(loader_open(&l[r], dir, "train", context, batch, 42, &e), 0);
     int *times = memory_alloc_zeroed((size_t)l[0].tokens * sizeof *times);
     int32_t tokens[64], targets[64];
     int64_t all = l[0].windows * epochs;
@@ -143,15 +147,18 @@ static void test_every_token_once(void **state) {
     for (int dp = 1; dp <= 4; dp++) {
         check_epochs(dir, 16, 12, dp, 1); /* 62 windows and a tail of 14 tokens */
         check_epochs(dir, 16, 12, dp, 3);
-        check_epochs(dir, 1, 5, dp, 2);  /* 1006 windows of one token */
+        check_epochs(dir, 1, 5, dp, 2);   /* 1006 windows of one token */
         check_epochs(dir, 64, 15, dp, 2); /* 15 windows, one batch an epoch */
     }
 }
 
 static void test_tail(void **state) {
     (void)state;
-    const struct { int64_t tokens; int context; int64_t windows; } cases[] = {
-        {2, 1, 1}, {9, 8, 1}, {16, 8, 1}, {17, 8, 2}, {18, 8, 2}, {1000, 999, 1}};
+    const struct {
+        int64_t tokens;
+        int context;
+        int64_t windows;
+    } cases[] = {{2, 1, 1}, {9, 8, 1}, {16, 8, 1}, {17, 8, 2}, {18, 8, 2}, {1000, 999, 1}};
     struct loader l;
     struct error e;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -164,13 +171,13 @@ static void test_tail(void **state) {
 }
 
 /* Opening fails with all of the words in its message. */
-#define assert_refused(dir, split, context, min_windows, ...)                                                \
-    do {                                                                                                     \
-        struct loader l;                                                                                     \
-        struct error e;                                                                                      \
-        assert_int_equal(loader_open(&l, dir, split, context, min_windows, 0, &e), -1);                      \
-        assert_message(e, dir, __VA_ARGS__);                                                                 \
-        assert_null(l.shard);                                                                                \
+#define assert_refused(dir, split, context, min_windows, ...)                           \
+    do {                                                                                \
+        struct loader l;                                                                \
+        struct error e;                                                                 \
+        assert_int_equal(loader_open(&l, dir, split, context, min_windows, 0, &e), -1); \
+        assert_message(e, dir, __VA_ARGS__);                                            \
+        assert_null(l.shard);                                                           \
     } while (0)
 
 static void test_no_shards(void **state) {
@@ -181,8 +188,10 @@ static void test_no_shards(void **state) {
     assert_refused(dir, "train", 8, 1, "cannot list", "Not a directory", command);
     const char *other = test_path("other");
     write_split(other, "train", (const int64_t[]){100}, 1, 256);
-    assert_refused(other, "validation", 8, 1, "no shard of the validation split", "validation-00000.bin", command);
-    const char *names[] = {"validation-0.bin", "validation-000000.bin", "validation-00000.bin.tmp", "validation.bin"};
+    assert_refused(other, "validation", 8, 1, "no shard of the validation split", "validation-00000.bin",
+                   command);
+    const char *names[] = {"validation-0.bin", "validation-000000.bin", "validation-00000.bin.tmp",
+                           "validation.bin"};
     for (int n = 0; n < 4; n++) write_file(test_path("other/%s", names[n]), "x", 1);
     assert_refused(other, "validation", 8, 1, "no shard of the validation split");
 }
@@ -197,12 +206,14 @@ static void test_bad_shards(void **state) {
                    "tandem data build");
     write_split(dir, "train", counts, 3, 256);
     patch_file(test_path("bad/train-00001.bin"), 32, "other", 5);
-    assert_refused(dir, "train", 8, 1, "train-00001.bin", "tokenizer \"other\"", "\"bytes\"", "different builds");
+    assert_refused(dir, "train", 8, 1, "train-00001.bin", "tokenizer \"other\"", "\"bytes\"",
+                   "different builds");
     write_split(dir, "train", counts, 3, 256);
     assert_int_equal(truncate(test_path("bad/train-00001.bin"), 150), 0);
     assert_refused(dir, "train", 8, 1, "train-00001.bin", "cut short", "86 tokens");
     write_split(dir, "train", counts, 3, 256);
-    assert_int_equal(unlink(test_path("bad/train-00001.bin")), 0); /* a gap: its tokens would be missing unnoticed */
+    assert_int_equal(unlink(test_path("bad/train-00001.bin")),
+                     0); /* a gap: its tokens would be missing unnoticed */
     assert_refused(dir, "train", 8, 1, "train-00001.bin", "No such file");
 }
 
@@ -251,18 +262,12 @@ static void test_more_than_2_31_tokens(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_permutation),
-        cmocka_unit_test(test_order_is_drawn),
-        cmocka_unit_test(test_order_is_uniform),
-        cmocka_unit_test(test_order_of_three),
-        cmocka_unit_test(test_huge_windows),
-        cmocka_unit_test(test_windows_across_shards),
-        cmocka_unit_test(test_every_token_once),
-        cmocka_unit_test(test_tail),
-        cmocka_unit_test(test_no_shards),
-        cmocka_unit_test(test_bad_shards),
-        cmocka_unit_test(test_too_short),
-        cmocka_unit_test(test_more_than_2_31_tokens),
+        cmocka_unit_test(test_permutation),      cmocka_unit_test(test_order_is_drawn),
+        cmocka_unit_test(test_order_is_uniform), cmocka_unit_test(test_order_of_three),
+        cmocka_unit_test(test_huge_windows),     cmocka_unit_test(test_windows_across_shards),
+        cmocka_unit_test(test_every_token_once), cmocka_unit_test(test_tail),
+        cmocka_unit_test(test_no_shards),        cmocka_unit_test(test_bad_shards),
+        cmocka_unit_test(test_too_short),        cmocka_unit_test(test_more_than_2_31_tokens),
     };
     return cmocka_run_group_tests_name("loader", tests, make_test_folder, remove_test_folder);
 }

@@ -29,8 +29,9 @@ static void check_round_trip(int vocab, int token_bytes) {
 
 static void test_round_trips(void **state) {
     (void)state;
-    const struct { int vocab, token_bytes; } cases[] = {
-        {1, 1}, {255, 1}, {256, 1}, {257, 2}, {50257, 2}, {65536, 2}, {65537, 4}, {INT32_MAX, 4}};
+    const struct {
+        int vocab, token_bytes;
+    } cases[] = {{1, 1}, {255, 1}, {256, 1}, {257, 2}, {50257, 2}, {65536, 2}, {65537, 4}, {INT32_MAX, 4}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         check_round_trip(cases[c].vocab, cases[c].token_bytes);
 }
@@ -53,13 +54,13 @@ static void test_layout(void **state) {
 }
 
 /* Opening `path` fails with all of the words in its message, and leaves nothing open. */
-#define assert_refused(path, ...)                                                                            \
-    do {                                                                                                     \
-        struct error e;                                                                                      \
-        struct shard s;                                                                                      \
-        assert_int_equal(shard_open(&s, path, &e), -1);                                                      \
-        assert_message(e, path, __VA_ARGS__);                                                                \
-        assert_null(s.map.bytes);                                                                            \
+#define assert_refused(path, ...)                       \
+    do {                                                \
+        struct error e;                                 \
+        struct shard s;                                 \
+        assert_int_equal(shard_open(&s, path, &e), -1); \
+        assert_message(e, path, __VA_ARGS__);           \
+        assert_null(s.map.bytes);                       \
     } while (0)
 
 static void test_not_a_file(void **state) {
@@ -79,13 +80,17 @@ static void test_bad_header(void **state) {
     assert_refused(path, "not a shard", "TANDEMSH", "tandem data build");
     write_file(path, "TANDEMSH", 8);
     assert_refused(path, "not a shard", "64 bytes");
-    const struct { long at; uint32_t value; const char *found, *expected; } cases[] = {
-        {0, 0x44444444, "not a shard", "TANDEMSH"},   {8, 2, "version 2", "expected 1"},
-        {12, 3, "3 bytes per token", "1, 2 or 4"},    {12, 0, "0 bytes per token", "1, 2 or 4"},
-        {16, 0, "0 tokens", "at least 1"},            {20, 1u << 31, "9223372036854775818 tokens", "damaged"},
-        {24, 0, "vocabulary of 0", "at least 1"},     {24, 1u << 31, "vocabulary of 2147483648", "2^31"},
-        {16, 11, "cut short", "holds 10 tokens"},     {20, 1, "holds 10 tokens", "promises 4294967306"},
-        {16, 9, "too long", "1 bytes follow"},        {12, 4, "cut short", "holds 2 tokens"},
+    const struct {
+        long at;
+        uint32_t value;
+        const char *found, *expected;
+    } cases[] = {
+        {0, 0x44444444, "not a shard", "TANDEMSH"}, {8, 2, "version 2", "expected 1"},
+        {12, 3, "3 bytes per token", "1, 2 or 4"},  {12, 0, "0 bytes per token", "1, 2 or 4"},
+        {16, 0, "0 tokens", "at least 1"},          {20, 1u << 31, "9223372036854775818 tokens", "damaged"},
+        {24, 0, "vocabulary of 0", "at least 1"},   {24, 1u << 31, "vocabulary of 2147483648", "2^31"},
+        {16, 11, "cut short", "holds 10 tokens"},   {20, 1, "holds 10 tokens", "promises 4294967306"},
+        {16, 9, "too long", "1 bytes follow"},      {12, 4, "cut short", "holds 2 tokens"},
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         write_counting_shard(path, 0, 10, 256);
@@ -160,9 +165,9 @@ static void test_unwritable(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trips), cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_not_a_file),  cmocka_unit_test(test_bad_header),
-        cmocka_unit_test(test_wrong_size),  cmocka_unit_test(test_token_outside_vocabulary),
+        cmocka_unit_test(test_round_trips),     cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_not_a_file),      cmocka_unit_test(test_bad_header),
+        cmocka_unit_test(test_wrong_size),      cmocka_unit_test(test_token_outside_vocabulary),
         cmocka_unit_test(test_more_than_4_gib), cmocka_unit_test(test_unwritable),
     };
     return cmocka_run_group_tests_name("shard", tests, make_test_folder, remove_test_folder);
