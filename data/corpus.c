@@ -30,7 +30,9 @@ struct build {
 static int check_plan(const struct corpus_plan *plan, struct error *e) {
     if (plan->text_count < 1) return error_set(e, "no text was named; expected at least one file");
     if (!(plan->validation >= 0 && plan->validation < 1))
-        return error_set(e, "the validation share is %g; expected at least 0 and less than 1, as in 0.1",
+        return error_set(e,
+                         "the validation share is %g; expected at least 0 and less than 1, as in "
+                         "0.1",
                          plan->validation);
     if (plan->shard_tokens < 1)
         return error_set(e, "a shard of %lld tokens; expected at least 1", (long long)plan->shard_tokens);
@@ -83,11 +85,10 @@ static int divide_tokens(struct build *b, struct error *e) {
     report->train_tokens = total - report->validation_tokens;
     report->vocab = b->tokenizer->vocab;
     if (report->train_tokens < 1)
-        return error_set(
-            e,
-            "a validation share of %g of %lld tokens leaves none to train on: use more text or a smaller "
-            "share",
-            b->plan->validation, (long long)total);
+        return error_set(e,
+                         "a validation share of %g of %lld tokens leaves none to train on: use "
+                         "more text or a smaller share",
+                         b->plan->validation, (long long)total);
     if (total / shard >= MOST_SHARDS)
         return error_set(e, "%lld tokens in shards of %lld are %d shards or more: use larger shards",
                          (long long)total, (long long)shard, MOST_SHARDS);

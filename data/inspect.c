@@ -110,11 +110,10 @@ static int inspect_folder(const char *dir, struct error *e) {
         }
     }
     if (printed > 0) return 0;
-    return error_set(
-        e,
-        "%s has no shards (train-00000.bin, validation-00000.bin, ...): make them with `tandem data "
-        "build TEXT... --out DIR`",
-        dir);
+    return error_set(e,
+                     "%s has no shards (train-00000.bin, validation-00000.bin, ...): make "
+                     "them with `tandem data build TEXT... --out DIR`",
+                     dir);
 }
 
 int corpus_inspect(const char *path, struct error *e) {

@@ -14,9 +14,9 @@ static int open_shards(struct loader *l, const char *dir, const char *split, int
         l->first[l->shards + 1] = l->first[l->shards] + shard->count;
         if (shard->vocab == head->vocab && strcmp(shard->tokenizer, head->tokenizer) == 0) continue;
         error_set(e,
-                  "%s has vocabulary %d and tokenizer \"%s\", but %s-00000.bin beside it has %d and \"%s\": "
-                  "they are "
-                  "of different builds; build again with `tandem data build TEXT... --out DIR`",
+                  "%s has vocabulary %d and tokenizer \"%s\", but %s-00000.bin beside it "
+                  "has %d and \"%s\": they are of different builds; build again with "
+                  "`tandem data build TEXT... --out DIR`",
                   path, shard->vocab, shard->tokenizer, split, head->vocab, head->tokenizer);
         shard_close(shard);
         return -1;
@@ -30,11 +30,10 @@ static int open_split(struct loader *l, const char *dir, const char *split, int6
     int count = shard_count_files(dir, split, e);
     if (count < 0) return -1;
     if (count == 0)
-        return error_set(
-            e,
-            "%s has no shard of the %s split (%s-00000.bin, ...): make them with `tandem data build "
-            "TEXT... --out DIR`",
-            dir, split, split);
+        return error_set(e,
+                         "%s has no shard of the %s split (%s-00000.bin, ...): make them with "
+                         "`tandem data build TEXT... --out DIR`",
+                         dir, split, split);
     l->shard = memory_alloc_zeroed((size_t)count * sizeof *l->shard);
     l->first = memory_alloc_zeroed(((size_t)count + 1) * sizeof *l->first);
     if (open_shards(l, dir, split, count, e) != 0) return -1;
@@ -44,12 +43,12 @@ static int open_split(struct loader *l, const char *dir, const char *split, int6
     l->vocab = l->shard[0].vocab;
     memcpy(l->tokenizer, l->shard[0].tokenizer, sizeof l->tokenizer);
     if (l->windows >= min_windows) return 0;
-    return error_set(
-        e,
-        "the %s split in %s has %lld tokens; one batch needs at least %lld (%lld sequences of %d, and one "
-        "more token): use more text, a smaller batch or a shorter context",
-        split, dir, (long long)l->tokens, (long long)(min_windows * l->context + 1), (long long)min_windows,
-        l->context);
+    return error_set(e,
+                     "the %s split in %s has %lld tokens; one batch needs at least %lld (%lld "
+                     "sequences of %d, and one more token): use more text, a smaller batch or "
+                     "a shorter context",
+                     split, dir, (long long)l->tokens, (long long)(min_windows * l->context + 1),
+                     (long long)min_windows, l->context);
 }
 
 int loader_open(struct loader *l, const char *dir, const char *split, int context, int64_t min_windows,

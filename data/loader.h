@@ -20,8 +20,8 @@ struct loader {
     uint64_t seed;
 };
 
-/* Opens all shards of a split. -1 with a message if there are none, one is bad, they disagree on vocabulary or
- * tokenizer, or there are fewer than `min_windows` windows (one batch). Not collective. */
+/* Opens all shards of a split. -1 with a message if there are none, one is bad or missing in the numbering, they disagree
+ * on vocabulary or tokenizer, or there are fewer than `min_windows` windows (one batch). Not collective. */
 int loader_open(struct loader *l, const char *dir, const char *split, int context, int64_t min_windows, uint64_t seed,
                 struct error *e);
 void loader_close(struct loader *l);

@@ -26,34 +26,36 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-end
 static int shard_check_header(const struct shard_header *h, int64_t file_bytes, const char *path,
                               struct error *e) {
     if (file_bytes < (int64_t)sizeof *h || memcmp(h->magic, shard_magic, sizeof shard_magic) != 0)
-        return error_set(
-            e,
-            "%s is not a shard (a shard begins with \"%.8s\" and has a header of %zu bytes): make one "
-            "with `tandem data build TEXT... --out DIR`",
-            path, shard_magic, sizeof *h);
+        return error_set(e,
+                         "%s is not a shard (a shard begins with \"%.8s\" and has a header of %zu "
+                         "bytes): make one with `tandem data build TEXT... --out DIR`",
+                         path, shard_magic, sizeof *h);
     if (h->version != SHARD_VERSION)
         return error_set(e,
-                         "%s has shard version %u, expected %d: build it again with this version of tandem",
+                         "%s has shard version %u, expected %d: build it again with this version "
+                         "of tandem",
                          path, h->version, SHARD_VERSION);
     if (h->token_bytes != 1 && h->token_bytes != 2 && h->token_bytes != 4)
-        return error_set(
-            e, "%s has %u bytes per token, expected 1, 2 or 4: its header is damaged, build it again", path,
-            h->token_bytes);
+        return error_set(e,
+                         "%s has %u bytes per token, expected 1, 2 or 4: its header is damaged, "
+                         "build it again",
+                         path, h->token_bytes);
     if (h->vocab < 1 || h->vocab > INT32_MAX || h->count < 1 || h->count > INT64_MAX)
-        return error_set(
-            e,
-            "%s has a vocabulary of %u and %llu tokens, expected at least 1 and less than 2^31 and "
-            "2^63: its header is damaged, build it again",
-            path, h->vocab, (unsigned long long)h->count);
+        return error_set(e,
+                         "%s has a vocabulary of %u and %llu tokens, expected at least 1 and less "
+                         "than 2^31 and 2^63: its header is damaged, build it again",
+                         path, h->vocab, (unsigned long long)h->count);
     int64_t body = file_bytes - (int64_t)sizeof *h, count = (int64_t)h->count;
     if (body / h->token_bytes < count)
-        return error_set(
-            e, "%s is cut short: it holds %lld tokens, its header promises %lld: copy or build it again",
-            path, (long long)(body / h->token_bytes), (long long)count);
+        return error_set(e,
+                         "%s is cut short: it holds %lld tokens, its header promises %lld: copy "
+                         "or build it again",
+                         path, (long long)(body / h->token_bytes), (long long)count);
     if (body - count * h->token_bytes != 0)
-        return error_set(
-            e, "%s is too long: %lld bytes follow the last of its %lld tokens: copy or build it again", path,
-            (long long)(body - count * h->token_bytes), (long long)count);
+        return error_set(e,
+                         "%s is too long: %lld bytes follow the last of its %lld tokens: copy or "
+                         "build it again",
+                         path, (long long)(body - count * h->token_bytes), (long long)count);
     return 0;
 }
 
@@ -89,11 +91,10 @@ int shard_open(struct shard *s, const char *path, struct error *e) {
 
     int64_t bad = shard_find_bad(s);
     if (bad == s->count) return 0;
-    error_set(
-        e,
-        "%s: token %lld is %u, but its vocabulary is %d (tokens 0 to %d): the file is damaged, copy or build "
-        "it again",
-        path, (long long)bad, (uint32_t)shard_token(s, bad), s->vocab, s->vocab - 1);
+    error_set(e,
+              "%s: token %lld is %u, but its vocabulary is %d (tokens 0 to %d): the "
+              "file is damaged, copy or build it again",
+              path, (long long)bad, (uint32_t)shard_token(s, bad), s->vocab, s->vocab - 1);
     shard_close(s);
     return -1;
 }
@@ -164,11 +165,10 @@ static bool is_shard_name(const char *name, const char *split) {
 int shard_count_files(const char *dir, const char *split, struct error *e) {
     DIR *folder = opendir(dir);
     if (!folder)
-        return error_set(
-            e,
-            "cannot list %s: %s; expected a folder of shards: make one with `tandem data build TEXT... "
-            "--out DIR`",
-            dir, strerror(errno));
+        return error_set(e,
+                         "cannot list %s: %s; expected a folder of shards: make one with `tandem "
+                         "data build TEXT... --out DIR`",
+                         dir, strerror(errno));
     int count = 0;
     for (struct dirent *entry; (entry = readdir(folder));) count += is_shard_name(entry->d_name, split);
     closedir(folder);

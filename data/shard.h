@@ -18,8 +18,7 @@ struct shard {
 };
 
 /* Maps a shard and checks all of it: magic, version, size against the header, every token < vocab.
- * -1 with a message that names the file, what was found and what was expected. Synchronous, not collective.
- */
+ * -1 with a message that names the file, what was found and what was expected. Synchronous. */
 int shard_open(struct shard *shard, const char *path, struct error *e);
 void shard_close(struct shard *shard); /* accepts a shard that is all zero */
 

@@ -6,8 +6,8 @@ usage() {
     cat <<'END'
 usage: get_data.sh [--sha256 SUM] [NAME [OUTFILE]]
 
-Fetches a text to train on, checks its SHA-256 and prints its path as the last line of stdout. OUTFILE: data/text/NAME.txt.
-A text that is already there is checked and kept; no network is needed then.
+Fetches a text to train on, checks its SHA-256 and prints its path as the last line of stdout. OUTFILE is
+data/text/NAME.txt by default. A text that is already there is checked and kept; no network is needed then.
 
 NAME is one of
   austen       Jane Austen's six novels, 4.0 MB, from the Debian package r-cran-janeaustenr (default)
