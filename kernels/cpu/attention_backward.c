@@ -26,14 +26,14 @@ static void fill_delta(const struct backward_task *t) {
 }
 
 /* One row of a tile: scores become p m, and dp = dout v^T becomes dscore; both 0 past `visible`. */
-static void score_gradient_row(float *restrict row, float *restrict dp, int64_t visible, int64_t keys,
-                               float lse, float delta, const float *restrict mask) {
-    for (int64_t j = 0; j < visible; j++) {
+static void score_gradient_row(float *restrict row, float *restrict dp, int64_t visible, float lse,
+                               float delta, const float *restrict mask) {
+    for (int64_t j = visible; j < TILE; j++) row[j] = -INFINITY, dp[j] = 0.0f;
+    for (int64_t j = 0; j < TILE; j++) {
         const float p = vector_exp(row[j] - lse);
         row[j] = mask ? p * mask[j] : p;
         dp[j] = p * ((mask ? mask[j] * dp[j] : dp[j]) - delta);
     }
-    for (int64_t j = visible; j < keys; j++) row[j] = dp[j] = 0.0f;
 }
 
 /* Adds what the tile (first_query, first_key) of scores gives to dq, dk, dv. The first tile that reaches a
@@ -57,8 +57,8 @@ static void score_tile(const struct backward_task *t, int64_t first_query, int64
     cpu_sgemm(ds, queries, keys, width, 1.0f, d, false, v, true, 0.0f);
     for (int64_t i = 0; i < queries; i++) {
         const int64_t visible = visible_keys(first_query + i, first_key, keys);
-        if (t->drop->rate != 0.0f) cpu_dropout_mask(mask, t->drop, head_row + i, first_key, visible);
-        score_gradient_row(scores + i * TILE, gradients + i * TILE, visible, keys, t->lse[head_row + i],
+        if (t->drop->rate != 0.0f) cpu_dropout_mask(mask, t->drop, head_row + i, first_key, TILE);
+        score_gradient_row(scores + i * TILE, gradients + i * TILE, visible, t->lse[head_row + i],
                            t->delta[head_row + i], t->drop->rate != 0.0f ? mask : NULL);
     }
     const float beta_key = first_query > first_key ? 1.0f : 0.0f, beta_query = first_key > 0 ? 1.0f : 0.0f;

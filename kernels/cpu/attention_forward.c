@@ -27,28 +27,28 @@ struct running_softmax {
 };
 
 /* One row of scores becomes exp(score - maximum), 0 past `visible`. Returns what the output so far shrinks
- * by. */
-static float softmax_row(struct running_softmax *run, int64_t i, float *row, int64_t visible, int64_t keys) {
+ * by. Always a whole tile: a constant length costs less than the exponentials it saves. */
+static float softmax_row(struct running_softmax *run, int64_t i, float *row, int64_t visible) {
     float maximum = run->maximum[i], sum = 0.0f;
+    for (int64_t j = visible; j < TILE; j++) row[j] = -INFINITY;
 #pragma omp simd reduction(max : maximum)
-    for (int64_t j = 0; j < visible; j++) maximum = row[j] > maximum ? row[j] : maximum;
+    for (int64_t j = 0; j < TILE; j++) maximum = row[j] > maximum ? row[j] : maximum;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < visible; j++) {
+    for (int64_t j = 0; j < TILE; j++) {
         row[j] = vector_exp(row[j] - maximum);
         sum += row[j];
     }
-    for (int64_t j = visible; j < keys; j++) row[j] = 0.0f;
     const float shrink = vector_exp(run->maximum[i] - maximum);
     run->maximum[i] = maximum;
     run->sum[i] = run->sum[i] * shrink + sum;
     return shrink;
 }
 
-static void drop_probabilities(float *row, int64_t visible, const struct dropout *drop, int64_t global_row,
+static void drop_probabilities(float *row, const struct dropout *drop, int64_t global_row,
                                int64_t first_key) {
     float mask[TILE];
-    cpu_dropout_mask(mask, drop, global_row, first_key, visible);
-    for (int64_t j = 0; j < visible; j++) row[j] *= mask[j];
+    cpu_dropout_mask(mask, drop, global_row, first_key, TILE);
+    for (int64_t j = 0; j < TILE; j++) row[j] *= mask[j];
 }
 
 static void query_tile(const struct attention_shape *a, float *out, float *lse, float *qkv,
@@ -67,9 +67,8 @@ static void query_tile(const struct attention_shape *a, float *out, float *lse, 
         cpu_sgemm((struct strided){scores, TILE}, queries, keys, width, a->scale, q, false, k, true, 0.0f);
         for (int64_t i = 0; i < queries; i++) {
             const int64_t visible = visible_keys(first_query + i, first_key, keys);
-            const float shrink = softmax_row(&run, i, scores + i * TILE, visible, keys);
-            if (drop->rate != 0.0f)
-                drop_probabilities(scores + i * TILE, visible, drop, head_row + i, first_key);
+            const float shrink = softmax_row(&run, i, scores + i * TILE, visible);
+            if (drop->rate != 0.0f) drop_probabilities(scores + i * TILE, drop, head_row + i, first_key);
             if (first_key > 0)
                 for (int64_t c = 0; c < width; c++) sums[i * width + c] *= shrink;
         }

@@ -1,25 +1,8 @@
-/* Dropout: its masks, and the passes over rows that apply them. */
+/* Dropout and residual sums: passes over rows. An output may be an input, element for element: `omp simd`
+ * says so to the compiler, which would otherwise run such calls one element at a time. */
 #include "kernels/cpu/cpu.h"
-#include "kernels/philox.h"
 
 #include <string.h>
-
-void cpu_dropout_mask(float *mask, const struct dropout *drop, int64_t row, int64_t first_column,
-                      int64_t count) {
-    enum { DRAWS = 16 };
-    const uint32_t threshold = (uint32_t)((double)drop->rate * 4294967296.0);
-    const float scale = 1.0f / (1.0f - drop->rate);
-    const uint64_t counter = (uint64_t)(drop->first_row + row);
-    for (int64_t j = 0; j < count; j += 4 * DRAWS) {
-        float keep[DRAWS][4];
-#pragma omp simd
-        for (int i = 0; i < DRAWS; i++) {
-            const struct philox draw = philox_draw(drop->key, counter, (uint64_t)(first_column + j) / 4 + i);
-            for (int k = 0; k < 4; k++) keep[i][k] = draw.word[k] >= threshold ? scale : 0.0f;
-        }
-        memcpy(mask + j, keep, (size_t)min_i64(4 * DRAWS, count - j) * sizeof *mask);
-    }
-}
 
 enum { STRIP = 256 }; /* columns whose mask is made at a time */
 
@@ -28,6 +11,7 @@ void cpu_dropout_row(float *y, const float *x, int64_t columns, const struct dro
         const int64_t count = min_i64(STRIP, columns - first);
         float mask[STRIP];
         cpu_dropout_mask(mask, drop, row, first, count);
+#pragma omp simd
         for (int64_t j = 0; j < count; j++) y[first + j] = x[first + j] * mask[j];
     }
 }
@@ -35,6 +19,7 @@ void cpu_dropout_row(float *y, const float *x, int64_t columns, const struct dro
 void cpu_residual_row(float *sum, const float *x, const float *delta, int64_t columns,
                       const struct dropout *drop, int64_t row) {
     if (drop->rate == 0.0f) {
+#pragma omp simd
         for (int64_t j = 0; j < columns; j++) sum[j] = x[j] + delta[j];
         return;
     }
@@ -42,6 +27,7 @@ void cpu_residual_row(float *sum, const float *x, const float *delta, int64_t co
         const int64_t count = min_i64(STRIP, columns - first);
         float mask[STRIP];
         cpu_dropout_mask(mask, drop, row, first, count);
+#pragma omp simd
         for (int64_t j = 0; j < count; j++) sum[first + j] = x[first + j] + delta[first + j] * mask[j];
     }
 }
