@@ -6,6 +6,8 @@ SAN ?=
 PREFIX ?= /usr/local
 ARCH ?= native
 V ?= 0
+# Debian's own Python, for which apt installs the test packages
+PYTHON ?= /usr/bin/python3
 
 variant := $(if $(filter 0,$(MPI)),-nompi)$(if $(SAN),-$(SAN))
 B := build$(if $(variant),/variant$(variant))
@@ -36,11 +38,55 @@ else
 sources := $(filter-out comm/mpi_absent.c,$(sources))
 endif
 library_objects := $(patsubst %.c,$B/%.o,$(filter-out train/main.c,$(sources)))
+formatted := $(wildcard kernels/*.[ch] kernels/cpu/*.[ch] kernels/cuda/*.[ch] comm/*.[ch] comm/mpi/*.[ch] model/*.[ch] data/*.[ch] train/*.[ch] tests/*.[ch])
 unit_tests := $(patsubst tests/%.c,$B/tests/%,$(wildcard tests/test_*.c))
 bench_programs := $(patsubst tests/%.c,$B/tests/%,$(wildcard tests/bench_*.c))
 
-.PHONY: all help deps demo test check unit-tests bench bench-programs install format lint clean
-all: $B/tandem ## build build/tandem (default)
+ifneq ($(MPI),0)
+ifeq ($(mpi_cflags)$(filter help deps demo test clean format,$(MAKECMDGOALS)),)
+$(error mpicc was not found: run `make deps` (or `make MPI=0` for a program of one process))
+endif
+endif
+
+.PHONY: all help deps demo test unit-tests bench bench-programs install format lint clean FORCE
+all: $B/tandem ## build build/tandem (the default)
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Variants: MPI=0 (one process, no MPI), SAN=address|thread (sanitizers), ARCH=..., V=1 (show commands)"
+
+deps: ## install the Debian packages that building needs and that are missing
+	@scripts/install_deps.sh build
+
+# Those that install first start make anew, so that it finds what is there now.
+demo: ## install, build, get a real text, train on two ranks for about two minutes, sample
+	@scripts/install_deps.sh build demo
+	@$(MAKE) --no-print-directory all
+	@scripts/demo.sh
+
+test: ## install, build, and run all tests
+	@scripts/install_deps.sh build test
+	@$(MAKE) --no-print-directory all unit-tests
+	@$(PYTHON) -m pytest -q -p no:cacheprovider tests $(TESTS)
+
+bench: all bench-programs ## measure what docs/benchmarks.md reports, beside its ceilings
+	@scripts/bench.sh
+
+install: all ## install into PREFIX (default /usr/local)
+	install -D -m 755 $B/tandem $(DESTDIR)$(PREFIX)/bin/tandem
+
+format: ## format the sources with clang-format
+	@scripts/install_deps.sh lint
+	clang-format -i $(formatted)
+
+lint: ## check format, C with clang-tidy, shell with shellcheck
+	@scripts/install_deps.sh lint
+	clang-format --dry-run -Werror $(formatted)
+	shellcheck scripts/*.sh .ci/run
+	clang-tidy --quiet $(filter %.c,$(sources)) -- $(ALL_CFLAGS) $(mpi_cflags)
+
+clean: ## remove what was built
+	rm -rf build
 
 $B/tandem: $B/train/main.o $B/libtandem.a
 	@echo "  link  $@"
