@@ -136,8 +136,10 @@ static int run_steps(struct run *run) {
         trainer_read_batch(t, step);
         const struct step_outcome outcome = trainer_step(t, step, signals_received() != 0);
         const int64_t done = step + 1;
+        const bool show = due(o->log_every, done) || done == o->steps || done == 1;
         metrics_step(&run->metrics, done, &outcome.record);
-        progress_step(&run->progress, step, &outcome.record, due(o->log_every, done) || done == o->steps || done == 1);
+        if (show) metrics_buckets(&run->metrics, done, t->buckets, t->step_started);
+        progress_step(&run->progress, step, &outcome.record, show);
         if (outcome.diverged) return report_divergence(run, step, &outcome.record);
         if (outcome.stop) return finish_run(run, done, true);
         if (due(o->eval_every, done)) evaluate_now(run, done);

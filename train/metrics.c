@@ -113,6 +113,23 @@ void metrics_step(struct metrics *m, int64_t step, const struct step_record *r) 
     write_event(m, event);
 }
 
+void metrics_buckets(struct metrics *m, int64_t step, const struct bucket_engine *engine, double started) {
+    if (!m->file || engine->comm->size == 1) return;
+    cJSON *event = new_event("buckets");
+    add_number(event, "step", (double)step);
+    cJSON *list = cJSON_AddArrayToObject(event, "buckets");
+    for (int i = 0; i < engine->buckets; i++) {
+        const struct bucket *b = &engine->bucket[i];
+        cJSON *entry = cJSON_CreateObject();
+        add_number(entry, "elements", (double)b->count);
+        add_number(entry, "ready_ms", 1e3 * (b->ready - started));
+        add_number(entry, "start_ms", 1e3 * (b->start - started));
+        add_number(entry, "end_ms", 1e3 * (b->end - started));
+        cJSON_AddItemToArray(list, entry);
+    }
+    write_event(m, event);
+}
+
 static void add_eval(cJSON *event, const struct eval_record *r) {
     add_number(event, "val_loss", r->val_loss);
     add_number(event, "val_accuracy", r->val_accuracy);

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "comm/comm.h"
+#include "comm/bucket.h"
 #include "train/options.h"
 
 struct step_record {
@@ -40,6 +40,10 @@ void metrics_close(struct metrics *m);
 
 void metrics_start(struct metrics *m, const struct options *o, const struct run_facts *facts);
 void metrics_step(struct metrics *m, int64_t step, const struct step_record *record);
+
+/* The life of each bucket in the step that began at `started` (clock_seconds): elements, and when its gradients were
+ * ready, its reduction begun and done, in ms from there; of rank 0. */
+void metrics_buckets(struct metrics *m, int64_t step, const struct bucket_engine *engine, double started);
 void metrics_eval(struct metrics *m, const struct eval_record *record);
 void metrics_end(struct metrics *m, int64_t steps, double median_step_ms, const struct eval_record *last,
                  const char *reason);
