@@ -70,7 +70,7 @@ test: ## install, build, and run all tests
 	@$(PYTHON) -m pytest -q -p no:cacheprovider tests $(TESTS)
 
 bench: all bench-programs ## measure what docs/benchmarks.md reports, beside its ceilings
-	@scripts/bench.sh
+	@$(PYTHON) scripts/bench.py
 
 install: all ## install into PREFIX (default /usr/local)
 	install -D -m 755 $B/tandem $(DESTDIR)$(PREFIX)/bin/tandem

@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""Measures what docs/benchmarks.md reports: each figure beside its ceiling or its peer, taken in the same run.
+
+    make bench                                   everything that this machine allows
+    scripts/bench.py [--only NAME ...] [--out FILE]    NAME: model-a tiny gpt2 ranks link accuracy
+                     [--text FILE]               text for the accuracy figure (default: get_data.sh shakespeare)
+
+Ceilings are measured before and after each figure and the mean of both is taken, since other work on the machine makes
+both slower. PyTorch is timed where Debian's python3-torch is installed. Prints a Markdown table; --out appends it.
+"""
+import argparse
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+MODELS = {  # layers, heads, channels, vocabulary, context, sequences
+    "model-a": (6, 6, 384, 256, 256, 8),
+    "tiny": (4, 4, 128, 256, 64, 12),
+    "gpt2": (12, 12, 768, 50257, 64, 4),
+}
+rows = []
+
+
+def report(figure, value, beside, ratio, target):
+    rows.append((figure, value, beside, ratio, target))
+    print(f"| {figure} | {value} | {beside} | {ratio} | {target} |", flush=True)
+
+
+def run(command, **env):
+    done = subprocess.run([str(c) for c in command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env={**os.environ, **{k: str(v) for k, v in env.items()}})
+    if done.returncode != 0:
+        sys.exit(f"bench: {' '.join(map(str, command))}\nexited with {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def pinned(threads):
+    return ["taskset", "-c", "0" if threads == 1 else f"0-{threads - 1}"]
+
+
+def ceiling(threads):
+    return json.loads(run([*pinned(threads), BUILD / "tests/bench_ceiling", threads, 2]))
+
+
+def train_options(model, steps):
+    L, H, C, V, T, B = MODELS[model]
+    return ["--layers", L, "--heads", H, "--channels", C, "--context", T, "--vocab", V, "--steps", steps, "--eval-every", 0,
+            "--eval-batches", 1, "--log-every", 1000, "--data", "data/shards/austen"]
+
+
+def steps_of(run_dir):
+    records = [json.loads(line) for line in (pathlib.Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+    return [r for r in records if r["event"] == "step"][2:]  # the first two pay for page faults and library start-up
+
+
+def median(records, field):
+    return statistics.median(r[field] for r in records)
+
+
+def train(model, steps, launcher, threads, batch, *more):
+    with tempfile.TemporaryDirectory() as folder:
+        run([*launcher, BUILD / "tandem", "train", *train_options(model, steps), "--batch-size", batch, "--threads", threads,
+             "--run-dir", folder, *more])
+        return steps_of(folder)
+
+
+def gflop(model):
+    """6 x matrix parameters + 12 x layers x channels x context per token."""
+    L, H, C, V, T, B = MODELS[model]
+    matrices = L * (12 * C * C + 13 * C) + V * C + 2 * C
+    return 1e-9 * (6 * matrices + 12 * L * C * T) * B * T
+
+
+def pytorch(model, threads, steps):
+    if subprocess.run(["/usr/bin/python3", "-c", "import torch"], stderr=subprocess.DEVNULL).returncode != 0:
+        return None
+    core = "SKYLAKEX" if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text() else "HASWELL"
+    return json.loads(run([*pinned(threads), "/usr/bin/python3", "scripts/bench_pytorch.py", *MODELS[model], steps],
+                          OMP_NUM_THREADS=threads, OPENBLAS_CORETYPE=core, OPENBLAS_NUM_THREADS=threads,
+                          OMP_WAIT_POLICY="PASSIVE" if threads > 1 else ""))
+
+
+def bench_model(model, threads, steps, target, peer_steps, peer_target):
+    before = ceiling(threads)
+    records = train(model, steps, pinned(threads), threads, MODELS[model][5])
+    after = ceiling(threads)
+    top = (before["sgemm_gflops"] + after["sgemm_gflops"]) / 2
+    ms, tokens = median(records, "step_ms"), median(records, "tokens_per_s")
+    rate = gflop(model) / ms * 1e3
+    name = f"{model}, {threads} thread{'s' if threads > 1 else ''}"
+    report(f"{name}: step", f"{ms:.1f} ms = {rate:.1f} GFLOP/s, {tokens:.0f} tokens/s", f"sgemm 2048^3 {top:.1f} GFLOP/s",
+           f"{100 * rate / top:.1f} %", target)
+    report(f"{name}: peak memory", f"{median(records, 'memory_bytes') / 1e9:.2f} GB", "", "",
+           "< 1.0 GB" if model == "model-a" else "")
+    peer = pytorch(model, threads, peer_steps) if peer_steps else None
+    if peer:
+        report(f"{name}: beside PyTorch", f"{ms:.1f} ms", f"{peer['peer']}: {peer['step_ms']:.1f} ms",
+               f"{peer['step_ms'] / ms:.2f} x as fast", peer_target)
+    return records, (before["triad_gbs"] + after["triad_gbs"]) / 2
+
+
+def bench_optimizer(records, triad, model):
+    L, H, C, V, T, B = MODELS[model]
+    parameters = L * (12 * C * C + 13 * C) + V * C + T * C + 2 * C
+    floor = 28 * parameters / triad * 1e-6
+    ms = median(records, "optimizer_ms")
+    report(f"{model}: AdamW and clipping", f"{ms:.0f} ms", f"28 bytes x {parameters / 1e6:.1f} M at {triad:.1f} GB/s: {floor:.0f} ms",
+           f"{ms / floor:.2f} x the floor", "<= 1.3 x")
+
+
+def bench_ranks():
+    """Two ranks on two cores against one rank on one, each with the model-a batch; rounds alternate, medians count."""
+    mpirun = ROOT / "scripts/mpirun.sh"
+    alone, both = [], []
+    for _ in range(3):
+        alone += train("model-a", 8, [mpirun, "-np", 1], 1, 8)
+        both += train("model-a", 8, [mpirun, "-np", 2], 1, 16)
+    one, two = median(alone, "tokens_per_s"), median(both, "tokens_per_s")
+    report("model-a, 2 ranks on 2 cores", f"{two:.0f} tokens/s, {median(both, 'step_ms'):.0f} ms a step",
+           f"2 x one rank alone: {2 * one:.0f} tokens/s", f"{100 * two / (2 * one):.1f} %", ">= 95 %")
+    report("model-a, 2 ranks: all-reduce of 43 MB", f"{median(both, 'comm_ms'):.1f} ms under way",
+           f"exposed {median(both, 'comm_exposed_ms'):.1f} ms", "", "hidden")
+    # One rank beside an independent one: what sharing the machine costs without any message.
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [subprocess.Popen([str(c) for c in ["taskset", "-c", str(i), BUILD / "tandem", "train", *train_options("model-a", 12),
+                                                   "--batch-size", 8, "--threads", 1, "--run-dir", f"{folder}/{i}"]],
+                                 cwd=ROOT, stdout=subprocess.DEVNULL) for i in range(2)]
+        for job in jobs:
+            job.wait()
+        apart = sum(median(steps_of(f"{folder}/{i}")[2:-2], "tokens_per_s") for i in range(2))
+    report("the same beside two runs that do not talk", f"{two:.0f} tokens/s", f"{apart:.0f} tokens/s", f"{100 * two / apart:.1f} %", "")
+
+
+def bench_link():
+    if os.geteuid() != 0:
+        print("link figures need root (network namespaces): left out", file=sys.stderr)
+        return
+    for hosts in (2, 3):
+        for rate in (1000, 250):
+            for algorithm in ("direct", "mpi"):
+                text = run([ROOT / "scripts/virtual_cluster.sh", "--hosts", hosts, "--rate", f"{rate}mbit", "--",
+                            BUILD / "tests/bench_allreduce", rate, algorithm])
+                print(text, file=sys.stderr)
+                result = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
+                report(f"all-reduce 43.4 MB, {hosts} hosts, {rate} Mbit/s, {algorithm}", f"{result['alone_ms']:.0f} ms",
+                       f"ideal {result['ideal_ms']:.0f} ms", f"{result['bus_percent']:.1f} % of the link", ">= 85 %" if algorithm == "direct" else "")
+                report("  a computing thread on the same core", f"{result['slowdown_percent']:.1f} % slower", "", "",
+                       "<= 8 %" if algorithm == "direct" else "")
+
+
+def bench_accuracy(text):
+    """nanoGPT's published CPU setting on tinyshakespeare; three seeds."""
+    text = text or run(["scripts/get_data.sh", "shakespeare"]).split()[-1]
+    with tempfile.TemporaryDirectory() as folder:
+        run([BUILD / "tandem", "data", "build", text, "--out", f"{folder}/shards"])
+        losses, seconds = [], []
+        for seed in (1, 2, 3):
+            start = time.time()
+            run([*pinned(1), BUILD / "tandem", "train", "--model", "nano", "--data", f"{folder}/shards", "--run-dir",
+                 f"{folder}/run", "--threads", 1, "--seed", seed, "--eval-every", 0])
+            seconds.append(time.time() - start)
+            end = json.loads((pathlib.Path(folder) / "run/metrics.jsonl").read_text().splitlines()[-1])
+            losses.append(end["val_loss"])
+    report("accuracy: nanoGPT's CPU setting, tinyshakespeare", f"validation loss {statistics.mean(losses):.4f} (seeds: "
+           + ", ".join(f"{x:.4f}" for x in losses) + ")", "nanoGPT's README: 1.88", "", "<= 1.88")
+    peer = pytorch("tiny", 1, 40)
+    if peer:
+        report("  its wall time, one thread", f"{statistics.median(seconds):.0f} s",
+               f"2,000 of PyTorch's steps here: {2 * peer['step_ms']:.0f} s",
+               f"{statistics.median(seconds) / (2 * peer['step_ms']):.2f} of it", "<= 0.5")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=["model-a", "tiny", "gpt2", "ranks", "link", "accuracy"])
+    parser.add_argument("--out")
+    parser.add_argument("--text")
+    a = parser.parse_args()
+    if not (ROOT / "data/shards/austen").exists():
+        text = run(["scripts/get_data.sh", "austen"]).split()[-1]
+        run([BUILD / "tandem", "data", "build", text, "--out", "data/shards/austen"])
+    cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text()).group(1)
+    flags = pathlib.Path("/proc/cpuinfo").read_text()
+    print(f"{time.strftime('%Y-%m-%d')}, {cpu}, {os.cpu_count()} cores, {'AVX-512' if 'avx512f' in flags else 'AVX2'}, "
+          f"Linux {platform.release()}\n\n| figure | measured | beside | ratio | to reach |\n|---|---|---|---|---|")
+    cores = os.cpu_count()
+    for name in a.only:
+        if name == "model-a":
+            bench_model("model-a", 1, 14, ">= 85 %", 6, "")
+            if cores > 1:
+                bench_model("model-a", 2, 16, ">= 83 %", 8, "")
+        elif name == "tiny":
+            bench_model("tiny", 1, 150, "", 60, ">= 2 x")
+        elif name == "gpt2":
+            records, triad = bench_model("gpt2", 1, 9, "", 5, ">= 1.38 x")
+            bench_optimizer(records, triad, "gpt2")
+        elif name == "ranks" and cores > 1:
+            bench_ranks()
+        elif name == "link":
+            bench_link()
+        elif name == "accuracy":
+            bench_accuracy(a.text)
+    if a.out:
+        with open(a.out, "a") as f:
+            f.writelines(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+if __name__ == "__main__":
+    main()
