@@ -8,6 +8,10 @@
 #include <immintrin.h>
 #endif
 
+/* Without AVX, vectors of 32 bytes have no settled calling convention; here none is passed to another file.
+ */
+#pragma GCC diagnostic ignored "-Wpsabi"
+
 enum { DRAWS = 4, COLUMNS = 2 * 4 * DRAWS }; /* of one vector; of one step */
 typedef uint64_t lanes __attribute__((vector_size(8 * DRAWS)));
 typedef uint32_t words __attribute__((vector_size(8 * DRAWS)));
