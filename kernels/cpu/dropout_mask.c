@@ -4,48 +4,31 @@
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
-
-/* Without AVX, vectors of 32 bytes have no settled calling convention; here none is passed to another file.
- */
-#pragma GCC diagnostic ignored "-Wpsabi"
 
 enum { DRAWS = 4, COLUMNS = 2 * 4 * DRAWS }; /* of one vector; of one step */
 typedef uint64_t lanes __attribute__((vector_size(8 * DRAWS)));
 typedef uint32_t words __attribute__((vector_size(8 * DRAWS)));
 
-static inline lanes broadcast(uint64_t x) {
-    return (lanes){x, x, x, x};
-}
-
-/* Product of the low halves. Compilers do not find this instruction by themselves. */
-static inline lanes multiply(lanes a, lanes b) {
+/* Products of the low halves of a and of the 32-bit b. Compilers do not find the instruction by themselves. A
+ * macro, because without AVX there is no settled way to pass such vectors to a function. */
 #ifdef __AVX2__
-    return (lanes)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#include <immintrin.h>
+#define MULTIPLY(a, b) ((lanes)_mm256_mul_epu32((__m256i)(a), _mm256_set1_epi64x(b)))
 #else
-    return (a & 0xffffffff) * (b & 0xffffffff);
+#define MULTIPLY(a, b) (((a)&0xffffffff) * (b))
 #endif
-}
 
-static inline lanes join(lanes low, lanes high) {
-    return (low & 0xffffffff) | high << 32;
-}
-
-/* The words of 2 DRAWS draws, in the order of their columns: two at a time hide the multiplications' latency.
- */
+/* The words of 2 DRAWS draws in column order; two vectors at a time hide the multiplications' latency. */
 static inline void draw_words(words out[4], uint64_t key, uint64_t counter_low, uint64_t counter_high) {
-    lanes k0 = broadcast(key), k1 = broadcast(key >> 32), c0[2], c1[2], c2[2], c3[2];
+    const lanes zero = {0};
+    lanes k0 = zero + key, k1 = zero + (key >> 32), c0[2], c1[2], c2[2], c3[2];
     for (int v = 0; v < 2; v++) {
-        const lanes high = broadcast(counter_high + v * DRAWS) + (lanes){0, 1, 2, 3};
-        c0[v] = broadcast(counter_low), c1[v] = broadcast(counter_low >> 32), c2[v] = high,
-        c3[v] = high >> 32;
+        c0[v] = zero + counter_low, c1[v] = c0[v] >> 32;
+        c2[v] = (lanes){0, 1, 2, 3} + (counter_high + v * DRAWS), c3[v] = c2[v] >> 32;
     }
     for (int round = 0; round < 10; round++) {
         for (int v = 0; v < 2; v++) {
-            const lanes p0 = multiply(c0[v], broadcast(0xD2511F53u));
-            const lanes p1 = multiply(c2[v], broadcast(0xCD9E8D57u));
+            const lanes p0 = MULTIPLY(c0[v], 0xD2511F53u), p1 = MULTIPLY(c2[v], 0xCD9E8D57u);
             c0[v] = p1 >> 32 ^ c1[v] ^ k0;
             c2[v] = p0 >> 32 ^ c3[v] ^ k1;
             c1[v] = p1, c3[v] = p0;
@@ -53,7 +36,7 @@ static inline void draw_words(words out[4], uint64_t key, uint64_t counter_low, 
         k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
     }
     for (int v = 0; v < 2; v++) {
-        const lanes first = join(c0[v], c1[v]), second = join(c2[v], c3[v]);
+        const lanes first = (c0[v] & 0xffffffff) | c1[v] << 32, second = (c2[v] & 0xffffffff) | c3[v] << 32;
         out[2 * v] = (words)__builtin_shuffle(first, second, (lanes){0, 4, 1, 5});
         out[2 * v + 1] = (words)__builtin_shuffle(first, second, (lanes){2, 6, 3, 7});
     }
