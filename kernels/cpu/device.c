@@ -6,7 +6,6 @@
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -19,16 +18,22 @@ static int cpu_open(int threads, struct error *e) {
     return 0;
 }
 
+static const char *vector_extension(void) {
+    static const struct {
+        dnnl_cpu_isa_t isa;
+        const char *name;
+    } known[] = {
+        {dnnl_cpu_isa_avx512_core, "AVX-512"}, {dnnl_cpu_isa_avx2, "AVX2"}, {dnnl_cpu_isa_avx, "AVX"}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if ((dnnl_get_effective_cpu_isa() & known[i].isa) == known[i].isa) return known[i].name;
+    return "SSE";
+}
+
 static void cpu_describe(char *text, size_t size) {
-    dnnl_cpu_isa_t isa = dnnl_get_effective_cpu_isa();
-    const char *name = "SSE4.1";
-    if (isa & dnnl_cpu_isa_avx & ~dnnl_cpu_isa_sse41) name = "AVX";
-    if (isa & dnnl_cpu_isa_avx2 & ~dnnl_cpu_isa_avx) name = "AVX2";
-    if (isa & dnnl_cpu_isa_avx512_core & ~dnnl_cpu_isa_avx2) name = "AVX-512";
     const dnnl_version_t *version = dnnl_version();
-    int threads = omp_get_max_threads();
+    const int threads = omp_get_max_threads();
     snprintf(text, size, "cpu: %d thread%s, oneDNN %d.%d.%d, %s", threads, threads == 1 ? "" : "s",
-             version->major, version->minor, version->patch, name);
+             version->major, version->minor, version->patch, vector_extension());
 }
 
 static size_t mapped_size(size_t bytes) {
