@@ -90,10 +90,11 @@ void cpu_attention_forward(struct stream *s, struct tensor out, struct tensor ls
     const struct attention_shape a = attention_shape_of(qkv, lse, out);
     float *output = tensor_f32(out), *logs = tensor_f32(lse), *input = tensor_f32(qkv);
     const int64_t tiles = blocks_of(a.positions, TILE);
-    /* Long tasks, those far down the triangle, go first. */
+    /* Tiles of one head follow each other, so that its keys and values stay in the cache; long ones go first.
+     */
 #pragma omp parallel for schedule(dynamic) collapse(3)
-    for (int64_t tile = tiles - 1; tile >= 0; tile--)
-        for (int64_t sequence = 0; sequence < a.sequences; sequence++)
-            for (int64_t head = 0; head < a.heads; head++)
+    for (int64_t sequence = 0; sequence < a.sequences; sequence++)
+        for (int64_t head = 0; head < a.heads; head++)
+            for (int64_t tile = tiles - 1; tile >= 0; tile--)
                 query_tile(&a, output, logs, input, &drop, sequence, head, tile * TILE);
 }
