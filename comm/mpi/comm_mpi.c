@@ -82,7 +82,7 @@ static void gather(struct mpi *mpi, void *argument) {
         MPI_CALL(MPI_Isend(g->record, bytes, MPI_BYTE, r, GATHER_TAG, mpi->world, &request[count++]));
     }
     memcpy(g->all + (size_t)me * g->bytes, g->record, g->bytes);
-    poll_wait(mpi, request, peer, count, g->what, bytes);
+    poll_wait(mpi, request, peer, count, g->what, bytes, POLL_CALLER_WAITS);
     free(request);
     free(peer);
 }
@@ -116,8 +116,18 @@ static void find_topology(struct mpi *mpi) {
     MPI_CALL(MPI_Allreduce(&lowest, &mpi->comm.hosts, 1, MPI_INT, MPI_SUM, mpi->world));
 }
 
+/* Open MPI over TCP reads these when it starts; what the user has set stays. Every message of exchange.c fits
+ * into the eager limit: sent at once, it keeps the link full, where the handshake of larger messages waits
+ * for a look of either side and leaves a quarter of the link unused. Receivers hold at most a window of such
+ * messages for each peer. */
+static void tune_library(void) {
+    setenv("OMPI_MCA_btl_tcp_eager_limit", "524288", 0);
+    setenv("OMPI_MCA_btl_tcp_max_send_size", "524288", 0);
+}
+
 static void start(struct mpi *mpi, void *argument) {
     (void)argument;
+    tune_library();
     MPI_CALL(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &mpi->thread_level));
     if (mpi->thread_level < MPI_THREAD_SERIALIZED) return;
     job_set_abort_handler(abort_job);

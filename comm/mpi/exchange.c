@@ -17,7 +17,7 @@
 #include "comm/mpi/mpi_comm.h"
 
 enum {
-    WINDOW = 4,             /* blocks under way */
+    WINDOW = 8,             /* blocks under way */
     PIECE_MAX = 64 << 10,   /* elements of one message, at most; fewer with very many ranks, so that */
     SCRATCH_MAX = 16 << 20, /* elements bound the scratch memory for received pieces */
     TAGS = 8192,            /* two for each block, used in turn */
@@ -226,13 +226,13 @@ static void fill_window(struct exchange *x) {
         while (!x->block[i].work && more_to_start(x)) start_block(x, &x->block[i]);
 }
 
-/* Looks once at all messages. True if any of them completed. */
-static bool look(struct exchange *x, bool *idle) {
+/* Looks once at all messages, does what follows those that are complete and puts new ones under way. False if
+ * none is under way. */
+static bool look(struct exchange *x) {
     int size = x->mpi->comm.size, completed = 0;
     MPI_CALL(
         MPI_Testsome(WINDOW * MESSAGE_KINDS * size, x->request, &completed, x->done, MPI_STATUSES_IGNORE));
-    *idle = completed == MPI_UNDEFINED;
-    if (*idle) return false;
+    if (completed == MPI_UNDEFINED) return false;
     for (int i = 0; i < completed; i++) {
         struct block *b = &x->block[x->done[i] / size / MESSAGE_KINDS];
         enum message kind = x->done[i] / size % MESSAGE_KINDS;
@@ -242,7 +242,8 @@ static bool look(struct exchange *x, bool *idle) {
         message_done(x, b, kind, peer);
         free_if_done(x, b);
     }
-    return completed > 0;
+    fill_window(x);
+    return true;
 }
 
 /* Nothing came for too long: names the peers whose messages the first stuck block waits for. A result can be
@@ -264,12 +265,14 @@ static _Noreturn void give_up(struct exchange *x) {
                silent);
 }
 
+/* A look that found something is followed by new messages and a pause all the same: the link has what it
+ * needs. */
 void exchange_run(struct exchange *x, struct work *work) {
     take_work(x, work);
-    poll_start(&x->mpi->poll);
-    for (bool idle = false; !idle;) {
-        fill_window(x);
-        if (look(x, &idle) || idle) continue;
+    poll_start(&x->mpi->poll, POLL_BESIDE_COMPUTE);
+    fill_window(x);
+    for (;;) {
+        if (!look(x)) return;
         if (poll_silence(&x->mpi->poll) > x->mpi->options.timeout_s) give_up(x);
         poll_sleep(&x->mpi->poll);
     }

@@ -11,12 +11,20 @@
 
 #include "comm/mpi/mpi_comm.h"
 
-static const double interval_min = 20e-6, interval_max = 2e-3; /* seconds */
+static const double interval_min = 20e-6; /* seconds */
 static const double bytes_per_look = 256
                                      << 10; /* in and out together; well below what the socket buffers hold */
 static const double rate_window = 10e-3;    /* seconds over which the rate is taken */
 
-void poll_start(struct poll *poll) {
+/* The longest pause, in seconds. */
+static const double interval_max[] = {
+    [POLL_BESIDE_COMPUTE] = 2e-3,
+    [POLL_LIBRARY] = 500e-6,      /* an algorithm of several steps, each of which begins with a look */
+    [POLL_CALLER_WAITS] = 100e-6, /* nobody computes meanwhile */
+};
+
+void poll_start(struct poll *poll, enum poll_mode mode) {
+    poll->mode = mode;
     poll->heard = poll->counted_since = clock_seconds();
     poll->counted_bytes = 0;
     poll->interval = interval_min;
@@ -34,8 +42,8 @@ void poll_progress(struct poll *poll, int64_t bytes) {
 }
 
 void poll_sleep(struct poll *poll) {
-    double limit = poll->rate > 0 ? bytes_per_look / poll->rate : interval_max;
-    limit = fmin(fmax(limit, interval_min), interval_max);
+    double longest = interval_max[poll->mode];
+    double limit = poll->rate > 0 ? fmin(fmax(bytes_per_look / poll->rate, interval_min), longest) : longest;
     struct timespec pause = {.tv_nsec = (long)(1e9 * fmin(poll->interval, limit))};
     nanosleep(&pause, NULL);
     poll->interval = fmin(2 * poll->interval, limit);
@@ -46,9 +54,9 @@ double poll_silence(const struct poll *poll) {
 }
 
 void poll_wait(struct mpi *mpi, MPI_Request *request, const int *peer, int count, const char *what,
-               int64_t bytes) {
+               int64_t bytes, enum poll_mode mode) {
     int *done = memory_alloc(sizeof *done * (size_t)count);
-    poll_start(&mpi->poll);
+    poll_start(&mpi->poll, mode);
     for (;;) {
         int completed = 0;
         MPI_CALL(MPI_Testsome(count, request, &completed, done, MPI_STATUSES_IGNORE));
