@@ -202,24 +202,49 @@ static int read_environment(struct parse *p) {
     return 0;
 }
 
-static int read_file_line(void *context, const char *section, const char *name, const char *value) {
-    struct parse *p = context;
+/* An option file being read. inih goes on after a mistake; only the first one is told. */
+struct option_file {
+    struct parse *parse;
+    FILE *file;
+    int line, bad_line; /* the newest read; the first whose message is in parse->e, or 0 */
+};
+
+static char *read_line(char *text, int size, void *context) {
+    struct option_file *f = context;
+    if (!fgets(text, size, f->file)) return NULL;
+    f->line++;
+    if (!strchr(text, '\n') && !feof(f->file) && !f->bad_line) {
+        error_set(f->parse->e, "the line is longer than %d characters", size - 2);
+        f->bad_line = f->line;
+    }
+    return text;
+}
+
+static int take_line(void *context, const char *section, const char *name, const char *value) {
+    struct option_file *f = context;
     (void)section;
-    int i = find_option(name, p->command);
-    return (i < 0 ? unknown_option(p, name, " in the option file") : set_option(p, i, value, FROM_FILE)) == 0;
+    if (f->bad_line) return 0;
+    int i = find_option(name, f->parse->command);
+    int status = i < 0 ? unknown_option(f->parse, name, " in the option file")
+                       : set_option(f->parse, i, value, FROM_FILE);
+    if (status) f->bad_line = f->line;
+    return status == 0;
 }
 
 static int read_file(struct parse *p, const char *path) {
-    p->e->text[0] = 0;
-    int line = ini_parse(path, read_file_line, p);
+    struct option_file f = {.parse = p, .file = fopen(path, "re")};
+    if (!f.file) return error_set(p->e, "option file '%s' cannot be read: %s", path, strerror(errno));
+    int line = ini_parse_stream(read_line, &f, take_line, &f);
+    int failure = ferror(f.file) ? errno : 0;
+    fclose(f.file);
+    if (failure) return error_set(p->e, "option file '%s' cannot be read: %s", path, strerror(failure));
     if (line == 0) return 0;
     struct error inner = *p->e;
-    if (line < 0) return error_set(p->e, "option file '%s' cannot be read", path);
     return error_set(p->e, "option file '%s', line %d: %.500s", path, line,
-                     inner.text[0] ? inner.text : "expected a line `name = value`");
+                     f.bad_line == line ? inner.text : "expected a line `name = value`");
 }
 
-/* getopt_long's table: every name and alias of the command's options, with dashes and with underscores. */
+/* getopt's table: every name and alias of the command's options, with dashes and with underscores. */
 static struct option *long_options(const struct parse *p) {
     struct option *list = memory_alloc_zeroed(sizeof *list * (size_t)(OPTIONS * 16));
     int count = 0;
@@ -252,12 +277,15 @@ static int read_command_line(struct parse *p, int argc, char **argv, bool *help)
     int status = 0, code;
     opterr = 0;
     optind = 0; /* start anew, also in a process that has parsed before */
-    while (!status && (code = getopt_long(argc, argv, ":h", list, NULL)) != -1) {
+    /* _only: one dash does as well as two, and is never taken for a cluster of letters */
+    while (!status && (code = getopt_long_only(argc, argv, ":h", list, NULL)) != -1) {
         const char *word = argv[optind - 1];
         if (code == 'h') {
             *help = true;
         } else if (code == ':') {
             status = error_set(p->e, "option '%s' needs a value", word);
+        } else if (code == '?' && optopt) {
+            status = error_set(p->e, "option '%.*s' takes no value", (int)strcspn(word, "="), word);
         } else if (code == '?') {
             char name[128];
             snprintf(name, sizeof name, "%.*s", (int)strcspn(word + strspn(word, "-"), "="), word + strspn(word, "-"));
