@@ -33,8 +33,9 @@ double lr_schedule_rate(const struct lr_schedule *s, int64_t step) {
         if (strcmp(shapes[i].shape, s->shape) != 0) continue;
         double first = (double)s->warmup, last = (double)s->steps - 1.0;
         if (shapes[i].tail > 0.0) first = fmax(first, floor((double)s->steps * (1.0 - shapes[i].tail)));
-        double f = last > first ? ((double)step - first) / (last - first) : 1.0;
-        return s->lr + (s->min_lr - s->lr) * shapes[i].fall(fmin(fmax(f, 0.0), 1.0));
+        const double at = (double)step; /* first and last are one step where the fall is as short as that */
+        double f = at >= last ? 1.0 : at <= first ? 0.0 : (at - first) / (last - first);
+        return s->lr + (s->min_lr - s->lr) * shapes[i].fall(f);
     }
     CHECK(false, "no learning-rate schedule '%s'", s->shape);
 }
