@@ -66,13 +66,22 @@ static int write_config(const char *path, const struct gpt_config *c, const char
     return status;
 }
 
+int checkpoint_prepare(const char *run_dir, struct error *e) {
+    enum { LONGEST_RUN_DIR = 900 };
+    char root[LONGEST_RUN_DIR + 20];
+    if (strlen(run_dir) > LONGEST_RUN_DIR)
+        return error_set(e, "run folder '%.100s...': the name is longer than %d characters", run_dir, LONGEST_RUN_DIR);
+    snprintf(root, sizeof root, "%s/checkpoints", run_dir);
+    return files_make_folder(*run_dir ? root : run_dir, e);
+}
+
 int checkpoint_save(const char *run_dir, int64_t step, const struct gpt *g, const char *tokenizer, struct error *e) {
-    char root[900], name[32], path[1000], beside[1010], file[1100];
+    char root[950], name[32], path[1000], beside[1010], file[1100];
     snprintf(root, sizeof root, "%s/checkpoints", run_dir);
     snprintf(name, sizeof name, "step-%08lld", (long long)step);
     snprintf(path, sizeof path, "%s/%s", root, name);
     snprintf(beside, sizeof beside, "%s.tmp", path);
-    if (files_make_folder(root, e)) return -1;
+    if (checkpoint_prepare(run_dir, e)) return -1;
     files_remove_folder(beside); /* left by a run that was killed while it wrote */
     if (files_make_folder(beside, e)) return -1;
     int status = 0;
@@ -156,18 +165,27 @@ int checkpoint_read_info(const char *checkpoint, struct checkpoint_info *info, s
     return status ? -1 : 0;
 }
 
+/* "fp32 (8, 3)" */
+static void describe(struct tensor t, char *text, size_t size) {
+    int used = snprintf(text, size, "%s (", dtype_table[t.dtype].name);
+    for (int d = 0; d < t.ndim; d++)
+        used += snprintf(text + used, size - (size_t)used, "%s%lld", d ? ", " : "", (long long)t.dim[d]);
+    snprintf(text + used, size - (size_t)used, ")");
+}
+
 static int read_weight(const struct safetensors *f, struct gpt *g, const struct param *p, struct error *e) {
-    char name[64];
+    char name[64], found[128], expected[128];
     struct tensor t, w = param_view(p, g->weight);
     tensor_name(p, name, sizeof name);
     /* Some GPT-2 files leave the prefix out. */
     if (safetensors_find(f, safetensors_has(f, p->name) ? p->name : name, &t, e)) return -1;
     bool fits = t.dtype == DTYPE_F32 && t.ndim == w.ndim;
     for (int d = 0; fits && d < w.ndim; d++) fits = t.dim[d] == w.dim[d];
-    if (!fits)
-        return error_set(e, "'%s': tensor '%s' has %d dimensions, first %lld, last %lld; expected %d, %lld and %lld", f->path,
-                         name, t.ndim, (long long)t.dim[0], (long long)t.dim[t.ndim - 1], w.ndim, (long long)w.dim[0],
-                         (long long)w.dim[w.ndim - 1]);
+    if (!fits) {
+        describe(t, found, sizeof found);
+        describe(w, expected, sizeof expected);
+        return error_set(e, "'%s': tensor '%s' is %s; expected %s", f->path, name, found, expected);
+    }
     g->device->copy_in(g->stream, w, t.data);
     return 0;
 }

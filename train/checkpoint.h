@@ -11,6 +11,9 @@ struct checkpoint_info {
     int64_t step;
 };
 
+/* Makes RUN_DIR/checkpoints, so that a folder that cannot hold a model is found before one is trained. */
+int checkpoint_prepare(const char *run_dir, struct error *e);
+
 /* Saves the model; called by one rank. -1 with a message on failure, the earlier checkpoints untouched. */
 int checkpoint_save(const char *run_dir, int64_t step, const struct gpt *gpt, const char *tokenizer, struct error *e);
 

@@ -6,7 +6,6 @@
 
 #include "train/checkpoint.h"
 #include "train/command.h"
-#include "train/files.h"
 #include "train/progress.h"
 #include "train/signals.h"
 #include "train/trainer.h"
@@ -159,7 +158,7 @@ static int train(const struct options *o, struct comm *comm) {
     struct error e;
     run.eval = (struct eval_record){-1, NAN, NAN, NAN, NAN};
     if (trainer_create(&run.trainer, o, comm, &e)) return refuse(comm, &e);
-    int status = run.speaks ? files_make_folder(o->run_dir, &e) : 0;
+    int status = run.speaks ? checkpoint_prepare(o->run_dir, &e) : 0;
     status = status || metrics_open(&run.metrics, o->run_dir, run.speaks, &e);
     int code = EXIT_USAGE;
     if (comm_agree(comm, status ? -1 : 0, &e)) {

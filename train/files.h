@@ -4,6 +4,8 @@
 
 #include "kernels/base.h"
 
+enum { FILES_LONGEST_FOLDER = 1000 }; /* characters; leaves room for the names of what goes into it */
+
 /* Makes a folder and its parents; an existing one is fine. */
 int files_make_folder(const char *path, struct error *e);
 

@@ -4,6 +4,7 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 enum { LENGTH_BYTES = 8 };
+static const int64_t MOST_ELEMENTS = (int64_t)1 << 48;
 
 static int map_file(struct safetensors *f, struct error *e) {
     int fd = open(f->path, O_RDONLY | O_CLOEXEC);
@@ -68,6 +70,19 @@ static int find_dtype(const char *text) {
     return -1;
 }
 
+/* Whole numbers, and few enough elements that they can be counted. */
+static bool read_shape(const cJSON *shape, int64_t *dim, int64_t *count) {
+    const cJSON *item;
+    *count = 1;
+    cJSON_ArrayForEach(item, shape) {
+        const double size = cJSON_GetNumberValue(item);
+        if (!(size >= 0 && size <= (double)MOST_ELEMENTS) || size != (double)(int64_t)size) return false;
+        if (size > 0 && *count > MOST_ELEMENTS / (int64_t)size) return false;
+        *count *= *dim++ = (int64_t)size;
+    }
+    return cJSON_IsArray(shape);
+}
+
 int safetensors_find(const struct safetensors *f, const char *name, struct tensor *t, struct error *e) {
     const cJSON *entry = cJSON_GetObjectItemCaseSensitive(f->header, name);
     if (!entry) return error_set(e, "'%s' has no tensor '%s'", f->path, name);
@@ -79,13 +94,14 @@ int safetensors_find(const struct safetensors *f, const char *name, struct tenso
         return error_set(e, "'%s': tensor '%s' has dtype %s; expected F32", f->path, name,
                          dtype_text ? dtype_text : "(none)");
     int dims = cJSON_GetArraySize(shape);
-    int64_t dim[4] = {1}, count = 1;
+    int64_t dim[4] = {1}, count;
     if (dims > 4) return error_set(e, "'%s': tensor '%s' has %d dimensions; at most 4 are expected", f->path, name, dims);
-    for (int i = 0; i < dims; i++) count *= dim[i] = (int64_t)cJSON_GetNumberValue(cJSON_GetArrayItem(shape, i));
+    if (!read_shape(shape, dim, &count))
+        return error_set(e, "'%s' is damaged: tensor '%s' has no shape that makes sense", f->path, name);
     double begin = cJSON_GetNumberValue(cJSON_GetArrayItem(offsets, 0));
     double end = cJSON_GetNumberValue(cJSON_GetArrayItem(offsets, 1));
     double bytes = (double)count * (double)dtype_table[dtype].size;
-    if (!(begin >= 0 && end <= (double)f->data_bytes && count >= 0 && end - begin == bytes))
+    if (!(begin >= 0 && begin == floor(begin) && end <= (double)f->data_bytes && end - begin == bytes))
         return error_set(e, "'%s' is truncated or damaged: tensor '%s' should lie at bytes %.0f to %.0f of %zu", f->path,
                          name, begin, end, f->data_bytes);
     *t = tensor_make((void *)(f->data + (size_t)begin), (enum dtype)dtype, dims ? dims : 1, dim);

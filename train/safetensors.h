@@ -12,7 +12,7 @@ struct safetensors {
     const uint8_t *data;
     size_t data_bytes;
     struct cJSON *header;
-    char path[512];
+    char path[1100];
 };
 
 /* -1 with a message for a missing, truncated or malformed file. */
