@@ -6,13 +6,12 @@
 
 void progress_create(struct progress *p, bool shown, int64_t steps) {
     *p = (struct progress){.shown = shown, .steps = steps, .started = clock_seconds()};
-    p->step_ms = memory_alloc_zeroed(3 * sizeof(double) * (size_t)steps);
-    p->exposed_ms = p->step_ms + steps;
-    p->comm_ms = p->exposed_ms + steps;
 }
 
 void progress_free(struct progress *p) {
     free(p->step_ms);
+    free(p->exposed_ms);
+    free(p->comm_ms);
     *p = (struct progress){0};
 }
 
@@ -43,7 +42,19 @@ static double remaining_seconds(const struct progress *p) {
     return 1e-3 * median(p->step_ms + p->done - count, count) * (double)(p->steps - p->done);
 }
 
+/* Room for one entry more: the steps made count, not those planned, which may be a number that only means "very long". */
+static void make_room(struct progress *p) {
+    if (p->done < p->room) return;
+    p->room = 2 * p->room + 1000;
+    double **arrays[] = {&p->step_ms, &p->exposed_ms, &p->comm_ms};
+    for (int i = 0; i < 3; i++) {
+        *arrays[i] = realloc(*arrays[i], sizeof(double) * (size_t)p->room);
+        CHECK(*arrays[i], "out of memory: %lld times of steps", (long long)p->room);
+    }
+}
+
 void progress_step(struct progress *p, int64_t step, const struct step_record *r, bool show) {
+    make_room(p);
     p->step_ms[p->done] = r->step_ms;
     p->exposed_ms[p->done] = r->comm_exposed_ms;
     p->comm_ms[p->done] = r->comm_ms;

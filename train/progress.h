@@ -8,8 +8,8 @@ struct progress {
     bool shown;          /* this rank speaks */
     int64_t steps;       /* planned */
     int64_t done;        /* recorded */
-    double *step_ms;     /* [done] of every step, for medians */
-    double *exposed_ms, *comm_ms;
+    int64_t room;        /* entries allocated of each of these: */
+    double *step_ms, *exposed_ms, *comm_ms; /* [done] of every step, for medians */
     struct step_record last;
     int64_t bytes_sent; /* so far */
     double started;
