@@ -114,8 +114,9 @@ int main(int argc, char **argv) {
                t_compute = median(computing, repeats);
         double traffic = 2.0 * (comm->size - 1) / comm->size * 8e-6 * 4 * (double)count; /* Mbit */
         double link = link_mbit > 0 ? link_mbit : NAN;
-        printf("%d ranks, %.1f MB, link %g Mbit/s, %s\n", comm->size, 4e-6 * (double)count, link_mbit,
-               by_mpi ? "mpi" : "direct");
+        char text[256];
+        comm_describe(comm, text, sizeof text);
+        printf("%s: %.1f MB, link %g Mbit/s\n", text, 4e-6 * (double)count, link_mbit);
         printf("all-reduce alone   %8.1f ms  %8.1f Mbit/s  %5.1f %% of the link  cpu %.1f ms\n", 1e3 * t,
                traffic / t, 100 * traffic / t / link, 1e3 * median(cpu, repeats));
         printf("all-reduce beside  %8.1f ms  %8.1f Mbit/s  %5.1f %% of the link\n", 1e3 * t_both,

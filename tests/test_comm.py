@@ -1,0 +1,46 @@
+"""What the C tests of comm/ cannot see from inside: how a job ends when a rank goes away; races that ThreadSanitizer finds."""
+import time
+
+import pytest
+
+from conftest import ROOT, mpirun, run
+
+
+@pytest.fixture(scope="module")
+def comm_stop():
+    run(["make", "build/tests/comm_stop"], timeout=600)
+    return ROOT / "build" / "tests" / "comm_stop"
+
+
+@pytest.mark.parametrize("operation,how,named", [
+    ("all-reduce", "stop", "all-reduce of 12000000 bytes: nothing heard for 1.5 s from rank 1:"),
+    ("all-reduce", "sleep", "all-reduce of 12000000 bytes: nothing heard for 1.5 s from rank 1:"),
+    ("all-reduce-mpi", "stop", "all-reduce by MPI of "),
+    ("broadcast", "stop", "broadcast of 12000000 bytes: nothing heard for 1.5 s from rank 1:"),
+    ("reduce", "stop", "reduce of 8 bytes: nothing heard for 1.5 s from rank 1:"),
+    ("barrier", "sleep", "barrier of 1 bytes: nothing heard for 1.5 s from rank 1:"),
+    ("close", "stop", "barrier of 1 bytes: nothing heard for 1.5 s from rank 1:"),
+])
+def test_rank_that_goes_away_ends_the_job(comm_stop, operation, how, named):
+    start = time.monotonic()
+    done = run(mpirun(3, comm_stop, operation, "1", how), timeout=60, code=5)
+    assert named in done.stderr
+    assert time.monotonic() - start < 40, "the job outlives its timeout by far"
+
+
+def test_program_without_mpi_says_what_to_install(tmp_path):
+    source = tmp_path / "open.c"
+    source.write_text('#include <stdio.h>\n#include "comm/comm.h"\n'
+                      "int main(void) { struct comm *c; struct error e; struct comm_options o = {0};\n"
+                      'int code = comm_open(&c, "mpi", &o, &e); puts(e.text); return code == -1 && !c ? 0 : 1; }\n')
+    parts = ["comm/comm.c", "comm/comm_self.c", "comm/mpi_absent.c", "kernels/base.c", "kernels/tensor.c"]
+    run(["cc", "-std=gnu11", "-I.", "-o", tmp_path / "open", source, *parts])
+    assert "libopenmpi-dev" in run([tmp_path / "open"]).stdout
+
+
+def test_bucket_engine_has_no_race():
+    """The engine and the queue under ThreadSanitizer, over a communicator without MPI, which is not free of its warnings."""
+    program = "build/variant-nompi-thread/tests/test_bucket_threads"
+    run(["make", "MPI=0", "SAN=thread", program], timeout=600)
+    done = run([program], timeout=120)
+    assert "WARNING: ThreadSanitizer" not in done.stderr
