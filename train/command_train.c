@@ -28,15 +28,24 @@ static void print_usage(void) {
            "after a SIGTERM; send it SIGUSR1 when steps are longer than that.\n");
 }
 
-/* Says what runs where; every rank warns for itself. */
+/* The first rank whose cores are overloaded says so for all of them. Collective. */
+static void warn_of_overload(const struct trainer *t) {
+    char text[256], others[48] = "";
+    double first = t->threads.overloaded ? t->comm->rank : t->comm->size, count = t->threads.overloaded;
+    comm_reduce(t->comm, &first, 1, REDUCE_MIN);
+    comm_reduce(t->comm, &count, 1, REDUCE_SUM);
+    if (first != t->comm->rank) return;
+    threads_remedy(&t->threads, text, sizeof text);
+    if (count > 1) snprintf(others, sizeof others, " (so do %.0f rank%s more)", count - 1, count == 2 ? "" : "s");
+    log_line("warning: %s%s", text, others);
+}
+
+/* Says what runs where. Collective. */
 static void announce(struct run *run, const struct run_facts *f) {
     const struct trainer *t = &run->trainer;
     const struct options *o = run->options;
     char text[256];
-    if (t->threads.overloaded) {
-        threads_remedy(&t->threads, text, sizeof text);
-        log_line("warning: %s", text);
-    }
+    warn_of_overload(t);
     if (!run->speaks) return;
     printf("tandem %s: %.2f M parameters (%d layers, %d heads, %d channels, context %d, vocabulary %d)\n", f->version,
            1e-6 * (double)f->parameters, t->gpt.config.layers, t->gpt.config.heads, t->gpt.config.channels,
