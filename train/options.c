@@ -162,6 +162,19 @@ static int parse_choice(const struct parse *p, int i, const char *value) {
     return bad_value(p, i, value, expected);
 }
 
+/* A copy that lives until the program ends; reachable, so that it is no leak. */
+static const char *keep_text(const char *text) {
+    static struct kept {
+        struct kept *next;
+        char text[];
+    } *all;
+    const size_t bytes = strlen(text) + 1;
+    struct kept *copy = memory_alloc(sizeof *copy + bytes);
+    copy->next = all;
+    all = copy;
+    return memcpy(copy->text, text, bytes);
+}
+
 /* Sets option i unless a stronger source has. The value is checked even then. */
 static int set_option(struct parse *p, int i, const char *value, enum source source) {
     double number = 0;
@@ -182,7 +195,7 @@ static int set_option(struct parse *p, int i, const char *value, enum source sou
     case TYPE_REAL: *(double *)field = number; break;
     case TYPE_SWITCH: *(bool *)field = on; break;
     case TYPE_TEXT:
-    case TYPE_CHOICE: *(const char **)field = source == FROM_FILE ? strdup(value) : value; break;
+    case TYPE_CHOICE: *(const char **)field = source == FROM_FILE ? keep_text(value) : value; break;
     }
     return 0;
 }
