@@ -60,8 +60,9 @@ def test_without_mpi_it_trains_in_one_process(alone, shards, tmp_path):
 def test_nothing_is_built_twice(fresh):
     done = run(["make", "MPI=0", "all"], cwd=fresh[0])
     assert "cc " not in done.stdout and "link" not in done.stdout
-    changed = run(["make", "-n", "MPI=0", "all", "-W", "kernels/ops.def"], cwd=fresh[0]).stdout
-    assert "cc    kernels/device.c" in changed and "cc    kernels/base.c" not in changed
+    (fresh[0] / "train" / "sampler.h").touch()
+    done = run(["make", "MPI=0", "all"], cwd=fresh[0])
+    assert "cc    train/sampler.c" in done.stdout and "train/options.c" not in done.stdout
 
 
 def test_install(fresh, tmp_path):

@@ -118,8 +118,10 @@ static void test_what_a_killed_run_left_is_replaced(void **state) {
     assert_int_equal(files_make_folder(left, &e), 0);
     write_file(test_path("deep/run-%d/checkpoints/step-00000008.tmp/model.safetensors", runs - 1), "half", 4);
     write_file(test_path("deep/run-%d/checkpoints/latest.tmp", runs - 1), "step", 4);
+    write_file(test_path("deep/run-%d/checkpoints/step-00000008.tmp/other", runs - 1), "half", 4);
     assert_int_equal(checkpoint_save(run, 8, &g, "bytes", &e), 0);
     assert_loads(run, &g, 8);
+    assert_false(file_exists(test_path("deep/run-%d/checkpoints/step-00000008/other", runs - 1)));
     gpt_free(&g);
 }
 

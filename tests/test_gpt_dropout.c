@@ -204,6 +204,34 @@ static void test_draws_depend_on_seed_step_and_place(void **state) {
     gpt_free(&plain);
 }
 
+/* Where the sum of a residual stream and a branch is the stream itself, the branch was dropped. */
+static void dropped(bool *zero, struct tensor sum, struct tensor stream) {
+    const float *a = tensor_f32(sum), *b = stream.data ? tensor_f32(stream) : NULL;
+    for (int64_t i = 0; i < tensor_count(sum); i++) zero[i] = a[i] == (b ? b[i] : 0.0f);
+}
+
+static void test_every_place_draws_for_itself(void **state) {
+    (void)state;
+    enum { PLACES = 1 + 2 * 3, COUNT = TOKENS * 15 };
+    static bool zero[PLACES][COUNT];
+    struct gpt g;
+    open_model(&g, true, false, odd.dropout);
+    loss_with(&g, batch_of(0, SEQUENCES, 0));
+    dropped(zero[0], g.block[0].x, (struct tensor){0});
+    for (int l = 0; l < odd.layers; l++) {
+        dropped(zero[1 + 2 * l], g.block[l].mid, g.block[l].x);
+        dropped(zero[2 + 2 * l], l + 1 < odd.layers ? g.block[l + 1].x : g.x_final, g.block[l].mid);
+    }
+    for (int a = 0; a < PLACES; a++)
+        for (int b = 0; b <= a; b++) {
+            int both = 0;
+            for (int i = 0; i < COUNT; i++) both += zero[a][i] && zero[b][i];
+            const double p = (double)odd.dropout, share = a == b ? p : p * p;
+            assert_true(fabs((double)both / COUNT - share) < 5 * sqrt(share * (1 - share) / COUNT));
+        }
+    gpt_free(&g);
+}
+
 int main(void) {
     struct error e;
     if (device_cpu.open(2, &e)) return 1;
@@ -213,6 +241,7 @@ int main(void) {
         cmocka_unit_test(test_recomputation_changes_no_bit),
         cmocka_unit_test(test_the_cut_of_the_batch_does_not_matter),
         cmocka_unit_test(test_draws_depend_on_seed_step_and_place),
+        cmocka_unit_test(test_every_place_draws_for_itself),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

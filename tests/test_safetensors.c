@@ -1,7 +1,8 @@
 /* The file format of weights: round trip, and that no damage to a file is read as if it were whole. */
 #include "tests/data_files.h"
 
-#include <cjson/cJSON.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include "train/files.h"
 #include "train/safetensors.h"
@@ -182,6 +183,14 @@ static void test_files_that_cannot_be_read_or_written(void **state) {
     write_sample("kept");
     assert_int_equal(safetensors_write(test_path("kept/inside"), names, tensors, TENSORS, &e), -1);
     assert_message(e, "kept/inside' cannot be written: Not a directory");
+    const struct rlimit small = {100, RLIM_INFINITY}, unlimited = {RLIM_INFINITY, RLIM_INFINITY};
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &small);
+    int status = safetensors_write(test_path("part"), names, tensors, TENSORS, &e);
+    setrlimit(RLIMIT_FSIZE, &unlimited);
+    assert_int_equal(status, -1);
+    assert_message(e, "part' could not be written whole: File too large");
+    assert_false(file_exists(test_path("part")));
 }
 
 /* A path of any permitted length, though messages may be shorter. */
