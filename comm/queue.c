@@ -58,8 +58,10 @@ bool queue_wait(struct queue *queue, struct work *work, double timeout_s) {
     struct timespec deadline = {.tv_sec = (time_t)until, .tv_nsec = (long)(1e9 * (until - floor(until)))};
     pthread_mutex_lock(&queue->lock);
     int error = 0;
+    queue->waiting++;
     while (work->state != WORK_DONE && error != ETIMEDOUT)
         error = pthread_cond_timedwait(&queue->completed, &queue->lock, &deadline);
+    queue->waiting--;
     bool done = work->state == WORK_DONE;
     pthread_mutex_unlock(&queue->lock);
     return done;
@@ -91,6 +93,13 @@ struct work *queue_take_next(struct queue *queue, unsigned kinds) {
     struct work *work = queue->first && (kinds >> queue->first->kind & 1) ? pop(queue) : NULL;
     pthread_mutex_unlock(&queue->lock);
     return work;
+}
+
+bool queue_is_waited_for(struct queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    bool waited_for = queue->waiting > 0;
+    pthread_mutex_unlock(&queue->lock);
+    return waited_for;
 }
 
 void queue_complete(struct queue *queue, struct work *work) {

@@ -12,6 +12,7 @@ struct queue {
     pthread_cond_t posted, completed;
     struct work *first, *last;
     bool closed;
+    int waiting; /* callers in queue_wait */
     pthread_t thread;
 };
 
@@ -25,11 +26,13 @@ void queue_post(struct queue *queue, struct work *work);
 bool queue_wait(struct queue *queue, struct work *work, double timeout_s);
 bool queue_done(struct queue *queue, struct work *work);
 
-/* The thread's side. queue_take sleeps until there is work; NULL once the queue is closed and empty.
- * queue_take_next does not wait, and takes the next work only if its kind is one of `kinds`, a set of bits 1
+/* The thread's side. queue_is_waited_for: does a caller wait, and so not compute? queue_take sleeps until
+ * there is work; NULL once the queue is closed and empty. queue_take_next does not wait, and takes the next
+ * work only if its kind is one of `kinds`, a set of bits 1
  * << kind. */
 struct work *queue_take(struct queue *queue);
 struct work *queue_take_next(struct queue *queue, unsigned kinds);
+bool queue_is_waited_for(struct queue *queue);
 void queue_complete(struct queue *queue, struct work *work);
 
 #endif

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
+#include <time.h>
 #include <dnnl.h>
 
 #include "comm/comm.h"
@@ -42,11 +42,6 @@ static void multiply(int products) {
         dnnl_sgemm('N', 'N', SIDE, SIDE, SIDE, 1, a, SIDE, b, SIDE, 0, c, SIDE);
 }
 
-static double slowest(double seconds) {
-    comm_reduce(comm, &seconds, 1, REDUCE_MAX);
-    return seconds;
-}
-
 static int compare(const void *x, const void *y) {
     double d = *(const double *)x - *(const double *)y;
     return (d > 0) - (d < 0);
@@ -59,6 +54,33 @@ static double median(double *value, int n) {
 
 static double argument(int argc, char **argv, int i, double otherwise) {
     return argc > i ? atof(argv[i]) : otherwise;
+}
+
+/* Of all threads of this process. */
+static double cpu_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+enum leg { REDUCE_ALONE, COMPUTE_ALONE, REDUCE_BESIDE, COMPUTE_BESIDE, LEGS };
+static double seconds[LEGS][REPEATS_MAX], cpu[LEGS][REPEATS_MAX];
+
+/* Runs one leg: products (0: none) beside an all-reduce (works 0: none). Times are those of the slowest rank.
+ */
+static void run_leg(int k, enum leg compute, int products, enum leg reduce, struct work *work) {
+    comm_barrier(comm);
+    double wall = clock_seconds(), used = cpu_seconds(), end_of_reduce = wall;
+    int works = work ? begin(work) : 0;
+    multiply(products);
+    double computed = clock_seconds() - wall;
+    end(work, works);
+    double used_in_all = cpu_seconds() - used;
+    if (works) end_of_reduce = work[works - 1].end;
+    double times[3] = {computed, end_of_reduce - wall, used_in_all};
+    comm_reduce(comm, times, 3, REDUCE_MAX);
+    if (products) seconds[compute][k] = times[0], cpu[compute][k] = times[2];
+    if (works) seconds[reduce][k] = times[1], cpu[reduce][k] = times[2];
 }
 
 int main(int argc, char **argv) {
@@ -80,50 +102,31 @@ int main(int argc, char **argv) {
     end(work, begin(work));
     multiply(10);
 
-    double alone[REPEATS_MAX], computing[REPEATS_MAX], both[REPEATS_MAX], beside[REPEATS_MAX],
-        cpu[REPEATS_MAX];
     for (int k = 0; k < repeats; k++) {
-        comm_barrier(comm);
-        struct rusage before, after;
-        getrusage(RUSAGE_SELF, &before);
-        double t0 = clock_seconds();
-        end(work, begin(work));
-        double t1 = clock_seconds();
-        getrusage(RUSAGE_SELF, &after);
-        alone[k] = slowest(t1 - t0);
-        cpu[k] = slowest((double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec -
-                                  before.ru_stime.tv_sec) +
-                         1e-6 * (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec +
-                                         after.ru_stime.tv_usec - before.ru_stime.tv_usec));
-
-        comm_barrier(comm);
-        t0 = clock_seconds();
-        multiply(products);
-        computing[k] = slowest(clock_seconds() - t0);
-
-        comm_barrier(comm);
-        t0 = clock_seconds();
-        int works = begin(work);
-        multiply(products);
-        beside[k] = slowest(clock_seconds() - t0);
-        end(work, works);
-        both[k] = slowest(work[works - 1].end - t0);
+        run_leg(k, COMPUTE_ALONE, 0, REDUCE_ALONE, work);
+        run_leg(k, COMPUTE_ALONE, products, REDUCE_ALONE, NULL);
+        run_leg(k, COMPUTE_BESIDE, products, REDUCE_BESIDE, work);
     }
     if (comm->rank == 0) {
-        double t = median(alone, repeats), t_both = median(both, repeats),
-               t_compute = median(computing, repeats);
+        double t[LEGS], c[LEGS];
+        for (int leg = 0; leg < LEGS; leg++) {
+            t[leg] = median(seconds[leg], repeats);
+            c[leg] = median(cpu[leg], repeats);
+        }
         double traffic = 2.0 * (comm->size - 1) / comm->size * 8e-6 * 4 * (double)count; /* Mbit */
         double link = link_mbit > 0 ? link_mbit : NAN;
         char text[256];
         comm_describe(comm, text, sizeof text);
         printf("%s: %.1f MB, link %g Mbit/s\n", text, 4e-6 * (double)count, link_mbit);
-        printf("all-reduce alone   %8.1f ms  %8.1f Mbit/s  %5.1f %% of the link  cpu %.1f ms\n", 1e3 * t,
-               traffic / t, 100 * traffic / t / link, 1e3 * median(cpu, repeats));
-        printf("all-reduce beside  %8.1f ms  %8.1f Mbit/s  %5.1f %% of the link\n", 1e3 * t_both,
-               traffic / t_both, 100 * traffic / t_both / link);
-        printf("products alone     %8.1f ms\n", 1e3 * t_compute);
-        printf("products beside    %8.1f ms  slower by %.1f %%\n", 1e3 * median(beside, repeats),
-               100 * (median(beside, repeats) / t_compute - 1));
+        for (int leg = REDUCE_ALONE; leg <= REDUCE_BESIDE; leg += REDUCE_BESIDE)
+            printf("all-reduce %s %8.1f ms  %8.1f Mbit/s  %5.1f %% of the link\n", leg ? "beside" : "alone ",
+                   1e3 * t[leg], traffic / t[leg], 100 * traffic / t[leg] / link);
+        printf("cpu of the all-reduce alone %.1f ms, beside products %.1f ms\n", 1e3 * c[REDUCE_ALONE],
+               1e3 * (c[COMPUTE_BESIDE] - c[COMPUTE_ALONE]));
+        printf("products alone %.1f ms, beside %.1f ms: slower by %.1f %%, by cpu time %.1f %%\n",
+               1e3 * t[COMPUTE_ALONE], 1e3 * t[COMPUTE_BESIDE],
+               100 * (t[COMPUTE_BESIDE] / t[COMPUTE_ALONE] - 1),
+               100 * (c[COMPUTE_BESIDE] / c[COMPUTE_ALONE] - 1));
     }
     comm_close(comm);
     return 0;

@@ -82,7 +82,7 @@ static void gather(struct mpi *mpi, void *argument) {
         MPI_CALL(MPI_Isend(g->record, bytes, MPI_BYTE, r, GATHER_TAG, mpi->world, &request[count++]));
     }
     memcpy(g->all + (size_t)me * g->bytes, g->record, g->bytes);
-    poll_wait(mpi, request, peer, count, g->what, bytes, POLL_CALLER_WAITS);
+    poll_wait(mpi, request, peer, count, g->what, bytes);
     free(request);
     free(peer);
 }

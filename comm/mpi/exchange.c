@@ -269,11 +269,11 @@ static _Noreturn void give_up(struct exchange *x) {
  * needs. */
 void exchange_run(struct exchange *x, struct work *work) {
     take_work(x, work);
-    poll_start(&x->mpi->poll, POLL_BESIDE_COMPUTE);
+    poll_start(&x->mpi->poll);
     fill_window(x);
     for (;;) {
         if (!look(x)) return;
         if (poll_silence(&x->mpi->poll) > x->mpi->options.timeout_s) give_up(x);
-        poll_sleep(&x->mpi->poll);
+        poll_sleep(x->mpi);
     }
 }

@@ -14,7 +14,7 @@ void library_all_reduce(struct mpi *mpi, struct work *work) {
         int count = (int)(total - first < PIECE ? total - first : PIECE);
         MPI_Request request;
         MPI_CALL(MPI_Iallreduce(data + first, sum, count, MPI_FLOAT, MPI_SUM, mpi->world, &request));
-        poll_wait(mpi, &request, NULL, 1, "all-reduce by MPI", (int64_t)sizeof *data * count, POLL_LIBRARY);
+        poll_wait(mpi, &request, NULL, 1, "all-reduce by MPI", (int64_t)sizeof *data * count);
         poll_progress(&mpi->poll, 2 * (int64_t)sizeof *data * count);
         memcpy(data + first, sum, sizeof *data * (size_t)count);
     }

@@ -9,12 +9,8 @@
 #include "comm/ops.h"
 #include "comm/queue.h"
 
-/* What a wait is for, which bounds the pauses in it. */
-enum poll_mode { POLL_BESIDE_COMPUTE, POLL_LIBRARY, POLL_CALLER_WAITS };
-
 /* How long to sleep between two looks at the messages under way. */
 struct poll {
-    enum poll_mode mode;
     double interval;       /* seconds; doubles from one fruitless look to the next */
     double rate;           /* bytes per second, in and out together, as last observed; 0: not yet */
     double counted_since;  /* the rate is taken anew from here, */
@@ -45,15 +41,15 @@ struct mpi {
 
 /* Messages under way begin; some bytes of them arrived or left; nothing did: sleep a while. poll_silence says
  * for how long nothing has happened. */
-void poll_start(struct poll *poll, enum poll_mode mode);
+void poll_start(struct poll *poll);
 void poll_progress(struct poll *poll, int64_t bytes);
-void poll_sleep(struct poll *poll);
+void poll_sleep(struct mpi *mpi);
 double poll_silence(const struct poll *poll);
 
 /* Sleeps until all requests are complete. `peer` (NULL: not known) tells whose messages the requests are, for
  * the message if they do not complete in time. */
 void poll_wait(struct mpi *mpi, MPI_Request *request, const int *peer, int count, const char *what,
-               int64_t bytes, enum poll_mode mode);
+               int64_t bytes);
 
 /* Ends the job with EXIT_PEER_LOST. silent[size] marks the ranks that are waited for. */
 _Noreturn void peers_lost(const struct mpi *mpi, const char *what, int64_t bytes, const bool *silent);

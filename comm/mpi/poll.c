@@ -11,20 +11,14 @@
 
 #include "comm/mpi/mpi_comm.h"
 
-static const double interval_min = 20e-6; /* seconds */
-static const double bytes_per_look = 256
-                                     << 10; /* in and out together; well below what the socket buffers hold */
+static const double interval_min = 20e-6;             /* seconds */
+static const double interval_max_beside = 6e-3;       /* while a caller computes on this core, */
+static const double interval_max_waited_for = 500e-6; /* and while it only waits for us */
+static const double bytes_per_look = 384
+                                     << 10; /* in and out together; less than what the socket buffers hold */
 static const double rate_window = 10e-3;    /* seconds over which the rate is taken */
 
-/* The longest pause, in seconds. */
-static const double interval_max[] = {
-    [POLL_BESIDE_COMPUTE] = 2e-3,
-    [POLL_LIBRARY] = 500e-6,      /* an algorithm of several steps, each of which begins with a look */
-    [POLL_CALLER_WAITS] = 100e-6, /* nobody computes meanwhile */
-};
-
-void poll_start(struct poll *poll, enum poll_mode mode) {
-    poll->mode = mode;
+void poll_start(struct poll *poll) {
     poll->heard = poll->counted_since = clock_seconds();
     poll->counted_bytes = 0;
     poll->interval = interval_min;
@@ -41,9 +35,10 @@ void poll_progress(struct poll *poll, int64_t bytes) {
     poll->counted_bytes = 0;
 }
 
-void poll_sleep(struct poll *poll) {
-    double longest = interval_max[poll->mode];
-    double limit = poll->rate > 0 ? fmin(fmax(bytes_per_look / poll->rate, interval_min), longest) : longest;
+void poll_sleep(struct mpi *mpi) {
+    struct poll *poll = &mpi->poll;
+    double limit = queue_is_waited_for(&mpi->queue) ? interval_max_waited_for : interval_max_beside;
+    if (poll->rate > 0) limit = fmin(limit, fmax(bytes_per_look / poll->rate, interval_min));
     struct timespec pause = {.tv_nsec = (long)(1e9 * fmin(poll->interval, limit))};
     nanosleep(&pause, NULL);
     poll->interval = fmin(2 * poll->interval, limit);
@@ -54,9 +49,9 @@ double poll_silence(const struct poll *poll) {
 }
 
 void poll_wait(struct mpi *mpi, MPI_Request *request, const int *peer, int count, const char *what,
-               int64_t bytes, enum poll_mode mode) {
+               int64_t bytes) {
     int *done = memory_alloc(sizeof *done * (size_t)count);
-    poll_start(&mpi->poll, mode);
+    poll_start(&mpi->poll);
     for (;;) {
         int completed = 0;
         MPI_CALL(MPI_Testsome(count, request, &completed, done, MPI_STATUSES_IGNORE));
@@ -71,7 +66,7 @@ void poll_wait(struct mpi *mpi, MPI_Request *request, const int *peer, int count
                 if (request[i] != MPI_REQUEST_NULL) silent[peer[i]] = true;
             peers_lost(mpi, what, bytes, silent);
         }
-        poll_sleep(&mpi->poll);
+        poll_sleep(mpi);
     }
     free(done);
 }
