@@ -22,7 +22,7 @@ struct comm_options {
 /* One operation under way. Owned by the caller, untouched by it between begin and end. */
 struct work {
     double posted, start, end; /* clock_seconds() of begin, of the first message, of completion */
-    int64_t bytes_sent;        /* by this rank, to other ranks */
+    int64_t bytes_sent; /* by this rank, to other ranks; ALL_REDUCE_MPI: what the best algorithm sends */
     const char *what;          /* for the watchdog's message */
     struct tensor data;
     int root;

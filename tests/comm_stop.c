@@ -1,7 +1,8 @@
 /* One rank goes away in the middle of a job: what do the others do? For test_comm.py.
  *
- *     mpirun -np 3 comm_stop OPERATION RANK stop|sleep     OPERATION: all-reduce all-reduce-mpi broadcast
- * reduce barrier close */
+ *     mpirun -np 3 comm_stop OPERATION RANK stop|sleep
+ *
+ * OPERATION: all-reduce, all-reduce-mpi, broadcast, reduce, barrier, close. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>

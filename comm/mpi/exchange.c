@@ -1,25 +1,25 @@
 /* All-reduce and broadcast by direct messages between all pairs of ranks.
  *
- * The data is cut into blocks, and a block into one chunk per rank: chunk j belongs to rank j. For two
- * blocks:
+ * The data is cut into blocks, and a block into one chunk per rank: chunk j belongs to rank j.
  *
- *     all-reduce   pieces   every rank sends its chunk j to rank j, which adds the pieces in the order of
- * ranks results  rank j sends the sum of chunk j to every rank broadcast    pieces   the root sends chunk j
- * to rank j results  rank j sends chunk j to every rank but the root
+ *     all-reduce, pieces:   every rank sends its chunk j to rank j, which adds them in the order of ranks
+ *                 results:  rank j sends the sum to every rank
+ *     broadcast,  pieces:   the root sends chunk j to rank j
+ *                 results:  rank j sends chunk j to every rank but the root
  *
- * Cost for N elements on p ranks: each rank sends and receives 2 (p-1)/p N (all-reduce), which is the least
- * possible. Several blocks are under way at once, also across the end of one work and the beginning of the
- * next, so that results of early blocks travel while pieces of later ones do and the link stays full in both
- * directions. */
+ * Cost for N elements on p ranks: each sends and receives 2 (p-1)/p N in an all-reduce, the least possible.
+ * Several blocks are under way at once, also across the end of one work and the beginning of the next: the
+ * results of early blocks travel with the pieces of later ones, and the link stays full in both directions.
+ */
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/mpi/mpi_comm.h"
 
 enum {
-    WINDOW = 8,             /* blocks under way */
-    PIECE_MAX = 64 << 10,   /* elements of one message, at most; fewer with very many ranks, so that */
-    SCRATCH_MAX = 16 << 20, /* elements bound the scratch memory for received pieces */
+    WINDOW = 8,           /* blocks under way */
+    PIECE_MAX = 64 << 10, /* elements of a message: within the eager limit that comm_mpi.c sets; and fewer */
+    SCRATCH_MAX = 16 << 20, /* with very many ranks, as all received pieces together are at most so many */
     TAGS = 8192,            /* two for each block, used in turn */
 };
 enum message { PIECE_SEND, PIECE_RECEIVE, RESULT_SEND, RESULT_RECEIVE, MESSAGE_KINDS };

@@ -1,7 +1,6 @@
 /* Waiting without spinning. This thread shares its core with the one that computes, and a look at the
  * messages costs tens of microseconds in Open MPI over TCP, so it looks as seldom as the link allows: between
- * two looks the kernel's socket buffers keep the link busy, and they last for (their size / the link's rate).
- */
+ * two looks the kernel's socket buffers keep the link busy, for their size divided by the link's rate. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdio.h>
@@ -14,9 +13,8 @@
 static const double interval_min = 20e-6;             /* seconds */
 static const double interval_max_beside = 6e-3;       /* while a caller computes on this core, */
 static const double interval_max_waited_for = 500e-6; /* and while it only waits for us */
-static const double bytes_per_look = 384
-                                     << 10; /* in and out together; less than what the socket buffers hold */
-static const double rate_window = 10e-3;    /* seconds over which the rate is taken */
+static const double rate_window = 10e-3;              /* seconds over which the rate is taken */
+static const double bytes_per_look = 3 << 17;         /* in and out; less than what the socket buffers hold */
 
 void poll_start(struct poll *poll) {
     poll->heard = poll->counted_since = clock_seconds();
