@@ -1,5 +1,6 @@
 """What ends a run early: mistakes, signals, divergence. Each with its exit code, one message, nothing half-written."""
 import os
+import pathlib
 import shutil
 import signal
 import struct
@@ -120,25 +121,40 @@ def test_divergence(shards, tmp_path, ranks):
     assert checkpoint_of(tmp_path).name == f"step-{last['step'] - 1:08}"
 
 
-def stop_by(number, command, run_dir, steps=3):
-    """Sends a signal once so many steps are recorded; the finished process."""
+def rank_of(process, rank):
+    """The process of a rank that this mpirun has started."""
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            mine = parent == process.pid and f"OMPI_COMM_WORLD_RANK={rank}\0" in (entry / "environ").read_text()
+        except OSError:
+            continue
+        if mine:
+            return int(entry.name)
+    raise AssertionError(f"no rank {rank}")
+
+
+def stop_by(number, command, run_dir, only_rank=None):
+    """Sends a signal once three steps are recorded, to the command or to one rank alone; the finished process."""
     process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, errors="replace")
     try:
         metrics, end = run_dir / "metrics.jsonl", time.monotonic() + 120
-        while not (metrics.exists() and metrics.read_text().count('"event":"step"') >= steps):
+        while not (metrics.exists() and metrics.read_text().count('"event":"step"') >= 3):
             assert process.poll() is None and time.monotonic() < end, process.communicate()[1]
             time.sleep(0.02)
-        process.send_signal(number)
+        os.kill(process.pid if only_rank is None else rank_of(process, only_rank), number)
         out, err = process.communicate(timeout=120)
     finally:
         process.kill()
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-@pytest.mark.parametrize("number,ranks", [(signal.SIGUSR1, 0), (signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGUSR1, 3)])
-def test_signals_save_and_stop(shards, tmp_path, number, ranks):
-    done = stop_by(number, train_command(shards, tmp_path, ranks, steps=10 ** 12), tmp_path)
+@pytest.mark.parametrize("number,ranks,only_rank", [
+    (signal.SIGUSR1, 0, None), (signal.SIGTERM, 0, None), (signal.SIGINT, 0, None), (signal.SIGUSR1, 3, None),
+    (signal.SIGTERM, 3, 2)])
+def test_signals_save_and_stop(shards, tmp_path, number, ranks, only_rank):
+    done = stop_by(number, train_command(shards, tmp_path, ranks, steps=10 ** 12), tmp_path, only_rank)
     assert done.returncode == STOPPED, done.stderr
     events = read_events(tmp_path)
     last = steps_of(events)[-1]["step"]
@@ -160,19 +176,32 @@ def test_a_full_disk_keeps_the_earlier_model(shards, tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000002"]
 
 
-def warnings_of(command):
-    return [line for line in run(command).stderr.splitlines() if "warning:" in line]
+def warnings_of(command, cores):
+    """What a run on these cores warns of."""
+    done = run(["taskset", "-c", ",".join(map(str, cores)), *command])
+    return [line for line in done.stderr.splitlines() if "warning:" in line]
 
 
 def test_too_many_threads_are_told_with_the_remedy(shards, tmp_path):
-    cores = len(os.sched_getaffinity(0))
-    many = warnings_of(train_command(shards, tmp_path, steps=1, threads=4 * cores))
-    assert len(many) == 1 and f"{4 * cores} threads compute on" in many[0] and f"set --threads {cores}" in many[0]
-    assert warnings_of(train_command(shards, tmp_path, steps=1, threads=1)) == []
-    words = [TANDEM, "train", f"--data={shards}", f"--run-dir={tmp_path}", "--steps=1", "--threads=2", "--batch-size=4",
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    count = len(cores)
+    many = warnings_of(train_command(shards, tmp_path, steps=1, threads=8), cores)
+    assert len(many) == 1 and "8 threads compute on" in many[0] and f"set --threads {count}" in many[0]
+    assert warnings_of(train_command(shards, tmp_path, steps=1, threads=1), cores) == []
+    words = [TANDEM, "train", f"--data={shards}", f"--run-dir={tmp_path}", "--steps=1", "--threads=2", "--batch-size=12",
              "--eval-batches=1"]
-    bound = warnings_of(mpirun(2, *words, bind="core"))
-    assert len(bound) == 1 and "--map-by slot:PE=2 or --bind-to none, or set --threads 1" in bound[0]
-    assert "so do 1 rank more" in bound[0]
-    unbound = warnings_of(mpirun(2 * cores, *words, f"--batch-size={2 * cores}"))
-    assert len(unbound) == 1 and "start fewer ranks" in unbound[0] and f"{4 * cores} threads" in unbound[0]
+    unbound = warnings_of(mpirun(4, *words), cores)
+    assert len(unbound) == 1 and f"8 threads (4 ranks x 2) compute on {count} core" in unbound[0]
+    assert "start fewer ranks" in unbound[0] and "so do 3 ranks more" in unbound[0]
+
+
+def test_too_many_threads_for_bound_ranks_are_told_what_to_give_mpirun(shards, tmp_path):
+    show = ["python3", "-c", "import os; print(len(os.sched_getaffinity(0)))"]
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("ranks bound to a core each need two")
+    cores = int(run(mpirun(2, *show, bind="core")).stdout.split()[0])
+    words = [TANDEM, "train", f"--data={shards}", f"--run-dir={tmp_path}", "--steps=1", f"--threads={2 * cores}",
+             "--batch-size=4", "--eval-batches=1"]
+    lines = [line for line in run(mpirun(2, *words, bind="core")).stderr.splitlines() if "warning:" in line]
+    assert len(lines) == 1 and "this rank is bound to" in lines[0] and "so do 1 rank more" in lines[0]
+    assert f"--map-by slot:PE={2 * cores} or --bind-to none, or set --threads {cores}" in lines[0]
