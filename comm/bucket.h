@@ -8,14 +8,15 @@
 
 struct bucket {
     int64_t offset, count; /* elements of the flat range */
-    double ready, start, end; /* clock_seconds(): gradient complete, reduction begun and done; of the newest step */
+    double ready, start,
+        end; /* clock_seconds(): gradient complete, reduction begun and done; of the newest step */
     struct work work;
 };
 
 struct bucket_engine {
     struct comm *comm;
     struct tensor gradient; /* flat, fp32 */
-    struct bucket *bucket; /* [buckets] */
+    struct bucket *bucket;  /* [buckets] */
     int buckets;
     bool overlap;
     /* of this step: */
@@ -26,9 +27,9 @@ struct bucket_engine {
 
 /* What one step's reductions cost, on this rank. */
 struct bucket_stats {
-    double comm_ms;     /* time in which at least one reduction was under way */
-    double exposed_ms;  /* what the caller had to wait for them in bucket_engine_finish */
-    int64_t bytes_sent; /* by this rank */
+    double comm_ms;      /* time in which at least one reduction was under way */
+    double exposed_ms;   /* what the caller had to wait for them in bucket_engine_finish */
+    int64_t bytes_sent;  /* by this rank */
     int64_t bytes_dense; /* what uncompressed reductions send: 2 (p-1)/p x 4 x elements */
 };
 

@@ -11,7 +11,7 @@
 
 enum all_reduce_algorithm {
     ALL_REDUCE_DIRECT, /* reduce-scatter + all-gather over point-to-point messages, in segments (comm/mpi/exchange.c) */
-    ALL_REDUCE_MPI,    /* MPI_Iallreduce, tested and slept on */
+    ALL_REDUCE_MPI, /* MPI_Iallreduce, tested and slept on */
 };
 
 struct comm_options {
@@ -23,7 +23,7 @@ struct comm_options {
 struct work {
     double posted, start, end; /* clock_seconds() of begin, of the first message, of completion */
     int64_t bytes_sent; /* by this rank, to other ranks; ALL_REDUCE_MPI: what the best algorithm sends */
-    const char *what;          /* for the watchdog's message */
+    const char *what;   /* for the watchdog's message */
     struct tensor data;
     int root;
     int kind, state, open; /* private to comm/ */

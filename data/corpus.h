@@ -9,7 +9,8 @@ struct corpus_plan {
     int text_count;
     const char *out; /* folder, made if it is not there */
     const char *tokenizer;
-    double validation; /* share of the tokens, taken from the end, to the nearest token; 0 <= validation < 1 */
+    double
+        validation; /* share of the tokens, taken from the end, to the nearest token; 0 <= validation < 1 */
     int64_t shard_tokens; /* a new shard every so many tokens */
 };
 

@@ -12,7 +12,7 @@
 
 struct loader {
     struct shard *shard; /* [shards] */
-    int64_t *first; /* [shards + 1] first token of each shard in the joined stream */
+    int64_t *first;      /* [shards + 1] first token of each shard in the joined stream */
     int shards;
     int64_t tokens, windows;
     int context, vocab;
@@ -22,8 +22,8 @@ struct loader {
 
 /* Opens all shards of a split. -1 with a message if there are none, one is bad or missing in the numbering, they disagree
  * on vocabulary or tokenizer, or there are fewer than `min_windows` windows (one batch). Not collective. */
-int loader_open(struct loader *l, const char *dir, const char *split, int context, int64_t min_windows, uint64_t seed,
-                struct error *e);
+int loader_open(struct loader *l, const char *dir, const char *split, int context, int64_t min_windows,
+                uint64_t seed, struct error *e);
 void loader_close(struct loader *l);
 
 /* Window of training sequence i >= 0 (any size). */

@@ -30,9 +30,9 @@ struct error {
 int error_set(struct error *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* CHECK(condition, format, ...): prints `[rank r host] file:line: message` and ends the job if it is false. */
-#define CHECK(condition, ...)                                                                                \
-    do {                                                                                                     \
-        if (__builtin_expect(!(condition), 0)) job_abort(EXIT_FAILED, __FILE__, __LINE__, __VA_ARGS__);      \
+#define CHECK(condition, ...)                                                                           \
+    do {                                                                                                \
+        if (__builtin_expect(!(condition), 0)) job_abort(EXIT_FAILED, __FILE__, __LINE__, __VA_ARGS__); \
     } while (0)
 
 /* Ends the whole job with `code`; not collective. Calls the handler, which must not return. */

@@ -12,9 +12,10 @@ struct stream;
  * The draw for row i, column j is word j % 4 of Philox4x32-10 (Salmon et al. 2011) with counter (first_row + i, j / 4);
  * kept if draw >= rate * 2^32, that product rounded down. */
 struct dropout {
-    float rate; /* 0: off, nothing is drawn */
+    float rate;   /* 0: off, nothing is drawn */
     uint64_t key; /* from seed, step and place in the network */
-    int64_t first_row; /* global index of the tensor's first row; for attention, of its first (sequence, head, query) */
+    int64_t
+        first_row; /* global index of the tensor's first row; for attention, of its first (sequence, head, query) */
 };
 
 struct adamw_step {

@@ -22,8 +22,8 @@ struct tensor {
 };
 
 /* tensor_of(data, dtype, dims...): a view of memory somebody else owns. */
-#define tensor_of(data, dtype, ...)                                                                          \
-    tensor_make((data), (dtype), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),                  \
+#define tensor_of(data, dtype, ...)                                                         \
+    tensor_make((data), (dtype), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), \
                 (const int64_t[]){__VA_ARGS__})
 struct tensor tensor_make(void *data, enum dtype dtype, int ndim, const int64_t *dim);
 
@@ -47,13 +47,13 @@ int32_t *tensor_i32(struct tensor t);
 struct device;
 struct arena {
     const struct device *device;
-    char *base; /* NULL: planning, arena_take only counts */
+    char *base;        /* NULL: planning, arena_take only counts */
     size_t used, size; /* bytes */
 };
 
 /* arena_take(arena, dtype, dims...): the next tensor, 64-byte aligned; data is NULL while planning. */
-#define arena_take(arena, dtype, ...)                                                                        \
-    arena_take_dims((arena), (dtype), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),             \
+#define arena_take(arena, dtype, ...)                                                            \
+    arena_take_dims((arena), (dtype), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), \
                     (const int64_t[]){__VA_ARGS__})
 struct tensor arena_take_dims(struct arena *a, enum dtype dtype, int ndim, const int64_t *dim);
 

@@ -9,7 +9,8 @@ static const char *const place_names[] = {
     [DROPOUT_MLP] = "dropout mlp",
 };
 
-struct dropout block_dropout(const struct gpt *g, const struct gpt_batch *b, enum dropout_place place, int layer) {
+struct dropout block_dropout(const struct gpt *g, const struct gpt_batch *b, enum dropout_place place,
+                             int layer) {
     if (!b->training || g->config.dropout == 0.0f) return (struct dropout){0};
     const int64_t heads = place == DROPOUT_PROBABILITIES ? g->config.heads : 1;
     return (struct dropout){
@@ -48,15 +49,16 @@ static struct tensor lse_of(const struct gpt *g, int layer, const struct gpt_bat
 static void forward_to_gelu(struct gpt *g, const struct gpt_batch *b, int l) {
     const struct device *d = g->device;
     struct block_activations *k = &g->block[l];
-    d->linear_forward(g->stream, first_rows(k->qkv, b), first_rows(k->ln1, b), block_weight(g, PARAM_QKV_W, l),
-                      block_weight(g, PARAM_QKV_B, l));
+    d->linear_forward(g->stream, first_rows(k->qkv, b), first_rows(k->ln1, b),
+                      block_weight(g, PARAM_QKV_W, l), block_weight(g, PARAM_QKV_B, l));
     d->attention_forward(g->stream, sequences_of(k->att, b), lse_of(g, l, b), sequences_of(k->qkv, b),
                          block_dropout(g, b, DROPOUT_PROBABILITIES, l));
-    d->linear_forward(g->stream, first_rows(g->delta, b), first_rows(k->att, b), block_weight(g, PARAM_ATT_PROJ_W, l),
-                      block_weight(g, PARAM_ATT_PROJ_B, l));
-    d->residual_layernorm_forward(g->stream, first_rows(k->mid, b), first_rows(k->ln2, b), first_rows(k->stats2, b),
-                                  first_rows(k->x, b), first_rows(g->delta, b), block_weight(g, PARAM_LN_2_W, l),
-                                  block_weight(g, PARAM_LN_2_B, l), block_dropout(g, b, DROPOUT_ATTENTION, l));
+    d->linear_forward(g->stream, first_rows(g->delta, b), first_rows(k->att, b),
+                      block_weight(g, PARAM_ATT_PROJ_W, l), block_weight(g, PARAM_ATT_PROJ_B, l));
+    d->residual_layernorm_forward(g->stream, first_rows(k->mid, b), first_rows(k->ln2, b),
+                                  first_rows(k->stats2, b), first_rows(k->x, b), first_rows(g->delta, b),
+                                  block_weight(g, PARAM_LN_2_W, l), block_weight(g, PARAM_LN_2_B, l),
+                                  block_dropout(g, b, DROPOUT_ATTENTION, l));
     d->linear_gelu_forward(g->stream, first_rows(k->act, b), first_rows(k->pre, b), first_rows(k->ln2, b),
                            block_weight(g, PARAM_FC_W, l), block_weight(g, PARAM_FC_B, l));
 }
@@ -69,20 +71,22 @@ void block_forward(struct gpt *g, const struct gpt_batch *b, int l) {
 
 void block_recompute(struct gpt *g, const struct gpt_batch *b, int l) {
     struct block_activations *k = &g->block[l];
-    g->device->layernorm_forward(g->stream, first_rows(k->ln1, b), first_rows(k->stats1, b), first_rows(k->x, b),
-                                 block_weight(g, PARAM_LN_1_W, l), block_weight(g, PARAM_LN_1_B, l));
+    g->device->layernorm_forward(g->stream, first_rows(k->ln1, b), first_rows(k->stats1, b),
+                                 first_rows(k->x, b), block_weight(g, PARAM_LN_1_W, l),
+                                 block_weight(g, PARAM_LN_1_B, l));
     forward_to_gelu(g, b, l);
 }
 
 /* y = x w + bias: the gradients of w and bias from dy, and of x into dx. */
-static void linear_backward(struct gpt *g, struct tensor dx, struct tensor dy, struct tensor x, enum param_kind weight,
-                            int l, float beta) {
+static void linear_backward(struct gpt *g, struct tensor dx, struct tensor dy, struct tensor x,
+                            enum param_kind weight, int l, float beta) {
     g->device->matmul(g->stream, block_gradient(g, weight, l), x, true, dy, false, beta);
     g->device->matmul(g->stream, dx, dy, false, block_weight(g, weight, l), true, 0.0f);
 }
 
 /* The gradient of a branch: that of the residual stream, through the branch's dropout where there is one. */
-static struct tensor branch_gradient(struct gpt *g, const struct gpt_batch *b, enum dropout_place place, int l) {
+static struct tensor branch_gradient(struct gpt *g, const struct gpt_batch *b, enum dropout_place place,
+                                     int l) {
     const struct dropout drop = block_dropout(g, b, place, l);
     struct tensor dx = first_rows(g->dx, b), dy = first_rows(g->dy, b);
     if (drop.rate == 0.0f) return dx;
@@ -112,8 +116,9 @@ void block_backward_attention(struct gpt *g, const struct gpt_batch *b, int l, f
     d->bias_backward(g->stream, block_gradient(g, PARAM_ATT_PROJ_B, l), dy, beta);
     /* The forward pass is done with delta: it holds the gradient of the attention output. */
     linear_backward(g, first_rows(g->delta, b), dy, first_rows(k->att, b), PARAM_ATT_PROJ_W, l, beta);
-    d->attention_backward(g->stream, sequences_of(dqkv, b), sequences_of(g->delta, b), sequences_of(k->att, b),
-                          lse_of(g, l, b), sequences_of(k->qkv, b), block_dropout(g, b, DROPOUT_PROBABILITIES, l));
+    d->attention_backward(g->stream, sequences_of(dqkv, b), sequences_of(g->delta, b),
+                          sequences_of(k->att, b), lse_of(g, l, b), sequences_of(k->qkv, b),
+                          block_dropout(g, b, DROPOUT_PROBABILITIES, l));
     d->bias_backward(g->stream, block_gradient(g, PARAM_QKV_B, l), dqkv, beta);
     linear_backward(g, first_rows(g->dy, b), dqkv, first_rows(k->ln1, b), PARAM_QKV_W, l, beta);
     d->layernorm_backward(g->stream, first_rows(g->dx, b), block_gradient(g, PARAM_LN_1_W, l),

@@ -7,7 +7,8 @@
 enum dropout_place { DROPOUT_EMBEDDING, DROPOUT_PROBABILITIES, DROPOUT_ATTENTION, DROPOUT_MLP };
 
 /* What to draw at a place of the network for this batch; rate 0 outside training. */
-struct dropout block_dropout(const struct gpt *gpt, const struct gpt_batch *batch, enum dropout_place place, int layer);
+struct dropout block_dropout(const struct gpt *gpt, const struct gpt_batch *batch, enum dropout_place place,
+                             int layer);
 
 struct tensor block_weight(const struct gpt *gpt, enum param_kind kind, int layer);
 

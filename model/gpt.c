@@ -20,7 +20,8 @@ static int64_t chunk_rows_for(int64_t rows, int64_t vocab) {
     return (rows + chunks - 1) / chunks;
 }
 
-static void layout_block(struct arena *a, struct block_activations *block, const struct gpt_config *c, int64_t rows) {
+static void layout_block(struct arena *a, struct block_activations *block, const struct gpt_config *c,
+                         int64_t rows) {
     const int64_t C = c->channels;
     block->ln1 = arena_take(a, DTYPE_F32, rows, C);
     block->stats1 = arena_take(a, DTYPE_F32, rows, 2);
@@ -61,8 +62,8 @@ static void layout_activations(struct gpt *g, bool training) {
     g->dwide = arena_take(a, DTYPE_F32, N, 4 * C);
 }
 
-void gpt_create(struct gpt *g, const struct gpt_config *config, const struct device *device, int64_t max_sequences,
-                bool training) {
+void gpt_create(struct gpt *g, const struct gpt_config *config, const struct device *device,
+                int64_t max_sequences, bool training) {
     *g = (struct gpt){.config = *config, .device = device, .max_rows = max_sequences * config->context};
     CHECK(config->channels % config->heads == 0, "%d channels do not split into %d heads", config->channels,
           config->heads);
@@ -138,11 +139,12 @@ void gpt_forward(struct gpt *g, const struct gpt_batch *b) {
     const int64_t rows = batch_rows(g, b);
     const int layers = g->config.layers;
     d->copy_in(g->stream, tensor_slice(g->tokens, 0, rows), b->tokens);
-    d->embedding_forward(g->stream, view_sequences(g->block[0].x, b), view_tokens(g->tokens, b), weight_of(g, PARAM_WTE),
-                         weight_of(g, PARAM_WPE), block_dropout(g, b, DROPOUT_EMBEDDING, 0));
-    d->layernorm_forward(g->stream, tensor_slice(g->block[0].ln1, 0, rows), tensor_slice(g->block[0].stats1, 0, rows),
-                         tensor_slice(g->block[0].x, 0, rows), block_weight(g, PARAM_LN_1_W, 0),
-                         block_weight(g, PARAM_LN_1_B, 0));
+    d->embedding_forward(g->stream, view_sequences(g->block[0].x, b), view_tokens(g->tokens, b),
+                         weight_of(g, PARAM_WTE), weight_of(g, PARAM_WPE),
+                         block_dropout(g, b, DROPOUT_EMBEDDING, 0));
+    d->layernorm_forward(g->stream, tensor_slice(g->block[0].ln1, 0, rows),
+                         tensor_slice(g->block[0].stats1, 0, rows), tensor_slice(g->block[0].x, 0, rows),
+                         block_weight(g, PARAM_LN_1_W, 0), block_weight(g, PARAM_LN_1_B, 0));
     for (int l = 0; l < layers; l++) {
         const bool last = l + 1 == layers;
         block_forward(g, b, l);
@@ -150,8 +152,9 @@ void gpt_forward(struct gpt *g, const struct gpt_batch *b) {
         struct block_activations *next = last ? NULL : &g->block[l + 1];
         d->residual_layernorm_forward(
             g->stream, tensor_slice(last ? g->x_final : next->x, 0, rows),
-            tensor_slice(last ? g->ln_f : next->ln1, 0, rows), tensor_slice(last ? g->stats_f : next->stats1, 0, rows),
-            tensor_slice(g->block[l].mid, 0, rows), tensor_slice(g->delta, 0, rows),
+            tensor_slice(last ? g->ln_f : next->ln1, 0, rows),
+            tensor_slice(last ? g->stats_f : next->stats1, 0, rows), tensor_slice(g->block[l].mid, 0, rows),
+            tensor_slice(g->delta, 0, rows),
             last ? weight_of(g, PARAM_LN_F_W) : block_weight(g, PARAM_LN_1_W, l + 1),
             last ? weight_of(g, PARAM_LN_F_B) : block_weight(g, PARAM_LN_1_B, l + 1),
             block_dropout(g, b, DROPOUT_MLP, l));
@@ -182,7 +185,8 @@ static struct gpt_loss run_head(struct gpt *g, const struct gpt_batch *b, float 
         const int64_t count = minimum(g->chunk_rows, rows - first);
         struct tensor x = tensor_slice(g->ln_f, first, count), logits = tensor_slice(g->logits, 0, count);
         d->matmul(g->stream, logits, x, false, w, true, 0.0f);
-        d->cross_entropy(g->stream, tensor_slice(g->loss, first, count), tensor_slice(g->correct, first, count), logits,
+        d->cross_entropy(g->stream, tensor_slice(g->loss, first, count),
+                         tensor_slice(g->correct, first, count), logits,
                          tensor_slice(g->targets, first, count), scale);
         if (scale == 0.0f) continue;
         d->matmul(g->stream, tensor_slice(g->dy, first, count), logits, false, w, false, 0.0f);
@@ -196,7 +200,8 @@ struct gpt_loss gpt_evaluate(struct gpt *g, const struct gpt_batch *b) {
     return run_head(g, b, 0.0f, false);
 }
 
-static void tell_ready(const struct gpt *g, const struct gpt_backward_plan *plan, enum param_kind kind, int layer) {
+static void tell_ready(const struct gpt *g, const struct gpt_backward_plan *plan, enum param_kind kind,
+                       int layer) {
     if (!plan->ready) return;
     const struct param *p = param_find(&g->table, kind, layer);
     const bool last = p == &g->table.param[g->table.params - 1];
@@ -218,7 +223,8 @@ struct gpt_loss gpt_backward(struct gpt *g, const struct gpt_batch *b, const str
     tell_ready(g, plan, PARAM_LN_F_B, -1);
 
     for (int l = g->config.layers - 1; l >= 0; l--) {
-        if (g->config.recompute && l + 1 < g->config.layers) block_recompute(g, b, l); /* the last is still whole */
+        if (g->config.recompute && l + 1 < g->config.layers)
+            block_recompute(g, b, l); /* the last is still whole */
         block_backward_mlp(g, b, l, beta);
         tell_ready(g, plan, PARAM_LN_2_B, l);
         block_backward_attention(g, b, l, beta);
@@ -228,15 +234,17 @@ struct gpt_loss gpt_backward(struct gpt *g, const struct gpt_batch *b, const str
     const struct dropout drop = block_dropout(g, b, DROPOUT_EMBEDDING, 0);
     if (drop.rate > 0.0f) d->dropout_apply(g->stream, dx, dx, drop);
     /* A tied head has written its part of the token embedding's gradient already. */
-    d->embedding_backward(g->stream, gradient_of(g, PARAM_WTE), gradient_of(g, PARAM_WPE), view_sequences(g->dx, b),
-                          view_tokens(g->tokens, b), g->config.tied ? 1.0f : beta, beta);
+    d->embedding_backward(g->stream, gradient_of(g, PARAM_WTE), gradient_of(g, PARAM_WPE),
+                          view_sequences(g->dx, b), view_tokens(g->tokens, b), g->config.tied ? 1.0f : beta,
+                          beta);
     tell_ready(g, plan, PARAM_WTE, -1);
     return sums;
 }
 
 void gpt_logits(struct gpt *g, int64_t row, float *logits) {
     struct tensor out = tensor_slice(g->logits, 0, 1);
-    g->device->matmul(g->stream, out, tensor_slice(g->ln_f, row, 1), false, weight_of(g, head_kind(g)), true, 0.0f);
+    g->device->matmul(g->stream, out, tensor_slice(g->ln_f, row, 1), false, weight_of(g, head_kind(g)), true,
+                      0.0f);
     g->device->copy_out(g->stream, logits, out);
 }
 

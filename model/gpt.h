@@ -8,12 +8,12 @@
 
 /* What a block keeps for its backward pass. N = sequences x positions rows. */
 struct block_activations {
-    struct tensor x; /* (N,C) input: the residual stream */
+    struct tensor x;           /* (N,C) input: the residual stream */
     struct tensor ln1, stats1; /* (N,C), (N,2) */
-    struct tensor qkv; /* (N,3C) */
-    struct tensor lse; /* (B,H,T) */
-    struct tensor att; /* (N,C) attention output before its projection */
-    struct tensor mid; /* (N,C) the residual stream after attention */
+    struct tensor qkv;         /* (N,3C) */
+    struct tensor lse;         /* (B,H,T) */
+    struct tensor att;         /* (N,C) attention output before its projection */
+    struct tensor mid;         /* (N,C) the residual stream after attention */
     struct tensor ln2, stats2;
     struct tensor pre, act; /* (N,4C) before and after GELU */
 };
@@ -25,15 +25,16 @@ struct gpt {
     struct param_table table;
     struct arena parameter_memory, gradient_memory, activation_memory;
     struct tensor weight, gradient; /* flat; gradient.data is NULL in a model made for inference */
-    int64_t max_rows, chunk_rows; /* rows of a full micro-batch, and of one chunk of the head */
+    int64_t max_rows, chunk_rows;   /* rows of a full micro-batch, and of one chunk of the head */
 
-    struct tensor tokens, targets; /* int32 (max_rows) */
-    struct tensor loss, correct; /* (max_rows) */
+    struct tensor tokens, targets;   /* int32 (max_rows) */
+    struct tensor loss, correct;     /* (max_rows) */
     struct block_activations *block; /* [layers]; with recompute or for inference they share all but x */
     struct tensor x_final, ln_f, stats_f;
-    struct tensor delta; /* (N,C) a branch on its way into the residual stream */
+    struct tensor delta;  /* (N,C) a branch on its way into the residual stream */
     struct tensor logits; /* (chunk_rows,V) */
-    struct tensor dx, dy, dwide; /* gradients of the residual stream, of a branch (N,C), of the wide layers (N,4C) */
+    struct tensor dx, dy,
+        dwide; /* gradients of the residual stream, of a branch (N,C), of the wide layers (N,4C) */
 };
 
 /* One micro-batch. Dropout draws from (seed, step, place, global index), so ranks may share a batch as they like. */
@@ -47,7 +48,7 @@ struct gpt_batch {
 
 /* How gpt_backward treats gradients, and whom it tells. */
 struct gpt_backward_plan {
-    float scale; /* of the loss: 1 / tokens of the global batch */
+    float scale;     /* of the loss: 1 / tokens of the global batch */
     bool accumulate; /* add to the gradients (micro-batches after the first) instead of overwriting them */
     void (*ready)(void *context, int64_t elements); /* gradients [0, elements) are final; NULL: nobody asks */
     void *context;
@@ -59,8 +60,8 @@ struct gpt_loss {
 
 /* Allocates a model for micro-batches of up to max_sequences x config.context tokens; without training there are no
  * gradients and little activation memory. Weights are zero until gpt_initialise or a checkpoint fills them. */
-void gpt_create(struct gpt *gpt, const struct gpt_config *config, const struct device *device, int64_t max_sequences,
-                bool training);
+void gpt_create(struct gpt *gpt, const struct gpt_config *config, const struct device *device,
+                int64_t max_sequences, bool training);
 void gpt_free(struct gpt *gpt);
 
 /* Random weights from the seed (param_initialise). */
@@ -76,7 +77,8 @@ void gpt_forward(struct gpt *gpt, const struct gpt_batch *batch);
 struct gpt_loss gpt_evaluate(struct gpt *gpt, const struct gpt_batch *batch);
 
 /* After gpt_forward: the head with its loss and gradient by chunks, then the backward pass to the embedding. */
-struct gpt_loss gpt_backward(struct gpt *gpt, const struct gpt_batch *batch, const struct gpt_backward_plan *plan);
+struct gpt_loss gpt_backward(struct gpt *gpt, const struct gpt_batch *batch,
+                             const struct gpt_backward_plan *plan);
 
 /* After gpt_forward: logits[vocab] (host) of one row of the micro-batch. */
 void gpt_logits(struct gpt *gpt, int64_t row, float *logits);

@@ -12,8 +12,9 @@ enum { VOCAB = -1, CONTEXT = -2, NONE = 0 };
 
 enum init { ZEROS, ONES, NORMAL, RESIDUAL };
 
-static const float INIT_STD = 0.02f; /* Radford et al. 2019; projections into the residual stream: / sqrt(2 layers) */
-enum { ALIGNMENT = 16 };              /* elements: each parameter starts on a cache line */
+static const float INIT_STD =
+    0.02f;               /* Radford et al. 2019; projections into the residual stream: / sqrt(2 layers) */
+enum { ALIGNMENT = 16 }; /* elements: each parameter starts on a cache line */
 
 static const struct {
     const char *name;
@@ -44,7 +45,8 @@ static int64_t dimension(int code, const struct gpt_config *c) {
     return code == VOCAB ? c->vocab : code == CONTEXT ? c->context : (int64_t)code * c->channels;
 }
 
-static void table_add(struct param_table *table, enum param_kind kind, int layer, const struct gpt_config *c) {
+static void table_add(struct param_table *table, enum param_kind kind, int layer,
+                      const struct gpt_config *c) {
     struct param *p = &table->param[table->params];
     *p = (struct param){.kind = kind, .layer = layer, .offset = table->elements, .count = 1};
     if (layer < 0)
@@ -57,7 +59,9 @@ static void table_add(struct param_table *table, enum param_kind kind, int layer
     }
     enum init init = kinds[kind].init;
     p->init_mean = init == ONES ? 1.0f : 0.0f;
-    p->init_std = init == NORMAL ? INIT_STD : init == RESIDUAL ? INIT_STD / sqrtf(2.0f * (float)c->layers) : 0.0f;
+    p->init_std = init == NORMAL     ? INIT_STD
+                  : init == RESIDUAL ? INIT_STD / sqrtf(2.0f * (float)c->layers)
+                                     : 0.0f;
     p->decay = p->ndim == 2;
     table->params++;
     table->parameters += p->count;
@@ -92,7 +96,8 @@ void param_table_free(struct param_table *table) {
 const struct param *param_find(const struct param_table *table, enum param_kind kind, int layer) {
     int at = table->index[kind] + (layer < 0 ? 0 : table->stride * (table->layers - 1 - layer));
     const struct param *p = &table->param[at];
-    CHECK(p->kind == kind && p->layer == layer, "the model has no parameter %s in layer %d", kinds[kind].name, layer);
+    CHECK(p->kind == kind && p->layer == layer, "the model has no parameter %s in layer %d", kinds[kind].name,
+          layer);
     return p;
 }
 

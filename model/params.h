@@ -10,7 +10,7 @@
 
 struct gpt_config {
     int layers, heads, channels, context, vocab;
-    bool tied; /* the head is the transposed token embedding */
+    bool tied;      /* the head is the transposed token embedding */
     bool recompute; /* keep only each block's input, and run its forward pass again in the backward pass */
     float dropout;
 };
@@ -39,21 +39,22 @@ enum param_kind {
 
 struct param {
     enum param_kind kind;
-    int layer; /* -1: not in a block */
+    int layer;     /* -1: not in a block */
     char name[48]; /* Hugging Face GPT-2: h.0.attn.c_attn.weight; matrices are (in, out) */
     int ndim;
     int64_t dim[2];
     float init_mean, init_std;
-    bool decay; /* weight decay acts on matrices only */
+    bool decay;            /* weight decay acts on matrices only */
     int64_t offset, count; /* elements of the flat range */
 };
 
 struct param_table {
     struct param *param; /* [params], offsets ascending */
     int params;
-    int64_t elements; /* of the flat range, gaps for alignment included */
+    int64_t elements;   /* of the flat range, gaps for alignment included */
     int64_t parameters; /* sum of the counts: what the model has */
-    int index[PARAM_KINDS]; /* of the kind's first entry; blocks follow at index + stride * (layers - 1 - layer) */
+    int index
+        [PARAM_KINDS]; /* of the kind's first entry; blocks follow at index + stride * (layers - 1 - layer) */
     int stride, layers;
 };
 

@@ -114,7 +114,8 @@ static double mean_loss(struct case_state *s, const struct fixture *f) {
                                                .ready = last ? watch_ready : NULL,
                                                .context = &ready};
         gpt_forward(&s->gpt, &batch);
-        const struct gpt_loss alone = gpt_evaluate(&s->gpt, &batch), part = gpt_backward(&s->gpt, &batch, &plan);
+        const struct gpt_loss alone = gpt_evaluate(&s->gpt, &batch),
+                              part = gpt_backward(&s->gpt, &batch, &plan);
         assert_true(alone.loss == part.loss && alone.correct == part.correct);
         loss += part.loss / (double)(s->batch * T);
     }
@@ -124,7 +125,8 @@ static double mean_loss(struct case_state *s, const struct fixture *f) {
 
 static void assert_close(double value, double expected, double tolerance, const char *what) {
     if (fabs(value - expected) <= tolerance * fabs(expected)) return;
-    fail_msg("%s: %.9g, expected %.9g (relative error %.2g)", what, value, expected, fabs(value / expected - 1));
+    fail_msg("%s: %.9g, expected %.9g (relative error %.2g)", what, value, expected,
+             fabs(value / expected - 1));
 }
 
 static void check_gradients(struct case_state *s, const struct fixture *f) {
@@ -145,7 +147,8 @@ static void check_gradients(struct case_state *s, const struct fixture *f) {
             norm += pow((double)expected[k], 2);
         }
         if (!(sqrt(difference) <= 1e-5 * sqrt(norm)))
-            fail_msg("%s: gradient of %s is off by %.2g of its norm", f->folder, name, sqrt(difference / norm));
+            fail_msg("%s: gradient of %s is off by %.2g of its norm", f->folder, name,
+                     sqrt(difference / norm));
     }
     safetensors_close(&file);
 }
@@ -161,7 +164,8 @@ static void follow(const struct fixture *f, bool has_gradients) {
     for (int i = 0; i < s.gpt.table.params; i++) { /* but the gaps between parameters stay zero */
         const struct param *p = &s.gpt.table.param[i];
         int64_t end = i + 1 < s.gpt.table.params ? p[1].offset : s.gpt.table.elements;
-        memset((float *)s.gpt.gradient.data + p->offset + p->count, 0, sizeof(float) * (size_t)(end - p->offset - p->count));
+        memset((float *)s.gpt.gradient.data + p->offset + p->count, 0,
+               sizeof(float) * (size_t)(end - p->offset - p->count));
     }
     double worst_loss = 0, worst_norm = 0;
     cJSON *step;
@@ -180,7 +184,8 @@ static void follow(const struct fixture *f, bool has_gradients) {
         optimizer_update(&optimizer, &s.gpt, 1e-3, own_norm);
         cJSON_Delete(step);
     }
-    print_message("%s: largest relative error of a loss %.2g, of a gradient norm %.2g\n", f->folder, worst_loss, worst_norm);
+    print_message("%s: largest relative error of a loss %.2g, of a gradient norm %.2g\n", f->folder,
+                  worst_loss, worst_norm);
     optimizer_free(&optimizer);
     close_case(&s);
 }
@@ -232,8 +237,10 @@ int main(int argc, char **argv) {
     if (device_cpu.open(2, &e)) return 1;
     if (argc == 4) return follow_given(argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tied_head),          cmocka_unit_test(test_untied_head),
-        cmocka_unit_test(test_context_of_several_tiles), cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_tied_head),
+        cmocka_unit_test(test_untied_head),
+        cmocka_unit_test(test_context_of_several_tiles),
+        cmocka_unit_test(test_recompute),
         cmocka_unit_test(test_gradient_accumulation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

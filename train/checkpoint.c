@@ -70,12 +70,14 @@ int checkpoint_prepare(const char *run_dir, struct error *e) {
     enum { LONGEST_RUN_DIR = 900 };
     char root[LONGEST_RUN_DIR + 20];
     if (strlen(run_dir) > LONGEST_RUN_DIR)
-        return error_set(e, "run folder '%.100s...': the name is longer than %d characters", run_dir, LONGEST_RUN_DIR);
+        return error_set(e, "run folder '%.100s...': the name is longer than %d characters", run_dir,
+                         LONGEST_RUN_DIR);
     snprintf(root, sizeof root, "%s/checkpoints", run_dir);
     return files_make_folder(*run_dir ? root : run_dir, e);
 }
 
-int checkpoint_save(const char *run_dir, int64_t step, const struct gpt *g, const char *tokenizer, struct error *e) {
+int checkpoint_save(const char *run_dir, int64_t step, const struct gpt *g, const char *tokenizer,
+                    struct error *e) {
     char root[950], name[32], path[1000], beside[1010], file[1100];
     snprintf(root, sizeof root, "%s/checkpoints", run_dir);
     snprintf(name, sizeof name, "step-%08lld", (long long)step);
@@ -115,8 +117,10 @@ int checkpoint_locate(const char *dir, char *path, size_t size, struct error *e)
     struct error ignored;
     char *name = files_read_text(file, &ignored);
     if (!name)
-        return error_set(e, "no checkpoint in '%s': expected config.json or checkpoints/latest there; "
-                            "train with --run-dir %s first, or name another --checkpoint", dir, dir);
+        return error_set(e,
+                         "no checkpoint in '%s': expected config.json or checkpoints/latest there; "
+                         "train with --run-dir %s first, or name another --checkpoint",
+                         dir, dir);
     name[strcspn(name, "\n")] = 0;
     snprintf(path, size, "%s/checkpoints/%s", dir, name);
     free(name);
@@ -146,7 +150,8 @@ int checkpoint_read_info(const char *checkpoint, struct checkpoint_info *info, s
     struct gpt_config *c = &info->config;
     const cJSON *tied = cJSON_GetObjectItemCaseSensitive(config, "tie_word_embeddings");
     c->tied = !cJSON_IsFalse(tied); /* GPT-2's default */
-    const char *tokenizer = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(config, "tandem_tokenizer"));
+    const char *tokenizer =
+        cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(config, "tandem_tokenizer"));
     if (tokenizer) snprintf(info->tokenizer, sizeof info->tokenizer, "%s", tokenizer);
     const cJSON *step = cJSON_GetObjectItemCaseSensitive(config, "tandem_step");
     if (cJSON_IsNumber(step)) info->step = (int64_t)step->valuedouble;

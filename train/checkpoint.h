@@ -15,7 +15,8 @@ struct checkpoint_info {
 int checkpoint_prepare(const char *run_dir, struct error *e);
 
 /* Saves the model; called by one rank. -1 with a message on failure, the earlier checkpoints untouched. */
-int checkpoint_save(const char *run_dir, int64_t step, const struct gpt *gpt, const char *tokenizer, struct error *e);
+int checkpoint_save(const char *run_dir, int64_t step, const struct gpt *gpt, const char *tokenizer,
+                    struct error *e);
 
 /* Writes into `path` the folder of the newest checkpoint of a run folder, or `dir` itself if it is a checkpoint. */
 int checkpoint_locate(const char *dir, char *path, size_t size, struct error *e);

@@ -7,7 +7,8 @@
 
 static void print_usage(FILE *out) {
     fprintf(out, "usage: tandem data build TEXT... --out DIR [OPTIONS]   make token shards from text files\n"
-                 "       tandem data inspect PATH...                    print what is in a shard or a folder of them\n\n");
+                 "       tandem data inspect PATH...                    print what is in a shard or a folder "
+                 "of them\n\n");
     options_print_help(DATA, out);
 }
 
@@ -27,10 +28,12 @@ static int build(const struct options *o, char **texts, int count) {
         .validation = o->validation,
         .shard_tokens = o->shard_tokens,
     };
-    if (count == 0) return error_set(&e, "no text named; expected tandem data build TEXT... --out DIR"), complain(&e);
+    if (count == 0)
+        return error_set(&e, "no text named; expected tandem data build TEXT... --out DIR"), complain(&e);
     if (!*o->out) return error_set(&e, "no folder named; expected --out DIR"), complain(&e);
     if (corpus_build(&plan, &r, &e)) return complain(&e);
-    printf("%s: %lld bytes of text, vocabulary %d (%s): %lld training tokens in %d shard%s, %lld validation tokens in %d\n",
+    printf("%s: %lld bytes of text, vocabulary %d (%s): %lld training tokens in %d shard%s, %lld validation "
+           "tokens in %d\n",
            o->out, (long long)r.text_bytes, r.vocab, o->tokenizer, (long long)r.train_tokens, r.train_shards,
            r.train_shards == 1 ? "" : "s", (long long)r.validation_tokens, r.validation_shards);
     return EXIT_OK;
@@ -38,7 +41,8 @@ static int build(const struct options *o, char **texts, int count) {
 
 static int inspect(char **paths, int count) {
     struct error e;
-    if (count == 0) return error_set(&e, "no shard named; expected tandem data inspect PATH..."), complain(&e);
+    if (count == 0)
+        return error_set(&e, "no shard named; expected tandem data inspect PATH..."), complain(&e);
     for (int i = 0; i < count; i++)
         if (corpus_inspect(paths[i], &e)) return complain(&e);
     return EXIT_OK;

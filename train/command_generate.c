@@ -16,8 +16,8 @@ static void print_token(const struct tokenizer *tokenizer, int32_t token) {
 }
 
 /* Continues tokens[count] (room for o->tokens more) one by one, looking back at most one context. */
-static void continue_text(const struct options *o, struct gpt *g, const struct tokenizer *tokenizer, int32_t *tokens,
-                          int64_t count) {
+static void continue_text(const struct options *o, struct gpt *g, const struct tokenizer *tokenizer,
+                          int32_t *tokens, int64_t count) {
     const struct sampler sampler = {o->temperature, o->top_k, o->top_p, (uint64_t)o->seed};
     const int vocab = tokenizer->vocab < g->config.vocab ? tokenizer->vocab : g->config.vocab;
     float *logits = memory_alloc(sizeof *logits * (size_t)g->config.vocab);
@@ -75,12 +75,14 @@ int command_generate(int argc, char **argv) {
     bool help;
     int status = options_parse(&o, GENERATE, argc, argv, &help, &e);
     if (help) {
-        printf("usage: tandem generate --checkpoint DIR --prompt TEXT [OPTIONS]\n\nSamples a continuation of the prompt. "
+        printf("usage: tandem generate --checkpoint DIR --prompt TEXT [OPTIONS]\n\nSamples a continuation of "
+               "the prompt. "
                "Options, with their defaults:\n\n");
         options_print_help(GENERATE, stdout);
         return EXIT_OK;
     }
-    if (!status && o.word_count) status = error_set(&e, "found '%s', expected options only; --help lists them", o.words[0]);
+    if (!status && o.word_count)
+        status = error_set(&e, "found '%s', expected options only; --help lists them", o.words[0]);
     if (!status) status = generate(&o, &e);
     if (status) fprintf(stderr, "tandem generate: %s\n", e.text);
     return status ? EXIT_USAGE : EXIT_OK;

@@ -13,7 +13,8 @@ int command_info(int argc, char **argv) {
     struct comm *comm;
     struct error e;
     char text[256];
-    if (comm_open(&comm, "auto", &options, &e)) return fprintf(stderr, "tandem info: %s\n", e.text), EXIT_USAGE;
+    if (comm_open(&comm, "auto", &options, &e))
+        return fprintf(stderr, "tandem info: %s\n", e.text), EXIT_USAGE;
     const struct thread_plan plan = threads_plan(0, comm);
     if (comm->rank == 0) {
         printf("tandem    %s\n", TANDEM_VERSION);
@@ -28,8 +29,8 @@ int command_info(int argc, char **argv) {
         threads_describe(&plan, text, sizeof text);
         printf("threads   %s\n", text);
         comm_describe(comm, text, sizeof text);
-        printf("comm      %s; %d rank%s on %d host%s\n", text, comm->size, comm->size == 1 ? "" : "s", comm->hosts,
-               comm->hosts == 1 ? "" : "s");
+        printf("comm      %s; %d rank%s on %d host%s\n", text, comm->size, comm->size == 1 ? "" : "s",
+               comm->hosts, comm->hosts == 1 ? "" : "s");
     }
     comm_close(comm);
     return EXIT_OK;

@@ -21,10 +21,12 @@ struct run {
 };
 
 static void print_usage(void) {
-    printf("usage: [mpirun -np N] tandem train [OPTIONS]\n\nTrains a GPT-2 model on token shards. Options, with their "
+    printf("usage: [mpirun -np N] tandem train [OPTIONS]\n\nTrains a GPT-2 model on token shards. Options, "
+           "with their "
            "defaults:\n\n");
     options_print_help(TRAIN, stdout);
-    printf("\nSIGUSR1, SIGTERM or SIGINT end the run after the step and save the model. mpirun kills its ranks one second\n"
+    printf("\nSIGUSR1, SIGTERM or SIGINT end the run after the step and save the model. mpirun kills its "
+           "ranks one second\n"
            "after a SIGTERM; send it SIGUSR1 when steps are longer than that.\n");
 }
 
@@ -36,7 +38,8 @@ static void warn_of_overload(const struct trainer *t) {
     comm_reduce(t->comm, &count, 1, REDUCE_SUM);
     if (first != t->comm->rank) return;
     threads_remedy(&t->threads, text, sizeof text);
-    if (count > 1) snprintf(others, sizeof others, " (so do %.0f rank%s more)", count - 1, count == 2 ? "" : "s");
+    if (count > 1)
+        snprintf(others, sizeof others, " (so do %.0f rank%s more)", count - 1, count == 2 ? "" : "s");
     log_line("warning: %s%s", text, others);
 }
 
@@ -47,13 +50,14 @@ static void announce(struct run *run, const struct run_facts *f) {
     char text[256];
     warn_of_overload(t);
     if (!run->speaks) return;
-    printf("tandem %s: %.2f M parameters (%d layers, %d heads, %d channels, context %d, vocabulary %d)\n", f->version,
-           1e-6 * (double)f->parameters, t->gpt.config.layers, t->gpt.config.heads, t->gpt.config.channels,
-           t->gpt.config.context, t->gpt.config.vocab);
+    printf("tandem %s: %.2f M parameters (%d layers, %d heads, %d channels, context %d, vocabulary %d)\n",
+           f->version, 1e-6 * (double)f->parameters, t->gpt.config.layers, t->gpt.config.heads,
+           t->gpt.config.channels, t->gpt.config.context, t->gpt.config.vocab);
     printf("data    %s: %lld training and %lld validation tokens (%s)\n", o->data, (long long)f->train_tokens,
            (long long)f->validation_tokens, f->tokenizer);
     threads_describe(&t->threads, text, sizeof text);
-    printf("ranks   %d on %d host%s; rank 0: %s, %s\n", f->ranks, f->hosts, f->hosts == 1 ? "" : "s", f->device, text);
+    printf("ranks   %d on %d host%s; rank 0: %s, %s\n", f->ranks, f->hosts, f->hosts == 1 ? "" : "s",
+           f->device, text);
     printf("comm    %s; %d bucket%s, overlap %s\n", f->communication, f->buckets, f->buckets == 1 ? "" : "s",
            o->overlap ? "on" : "off");
     printf("batch   %lld sequences = %lld rank%s x %lld micro-batch%s x %lld\n", (long long)o->batch_size,
@@ -99,7 +103,8 @@ static void evaluate_now(struct run *run, int64_t done) {
 /* Rank 0 writes, all agree on how it went. Collective. */
 static int save_now(struct run *run, int64_t done, struct error *e) {
     struct trainer *t = &run->trainer;
-    int status = run->speaks ? checkpoint_save(run->options->run_dir, done, &t->gpt, t->train.tokenizer, e) : 0;
+    int status =
+        run->speaks ? checkpoint_save(run->options->run_dir, done, &t->gpt, t->train.tokenizer, e) : 0;
     return comm_agree(t->comm, status, e);
 }
 
@@ -109,7 +114,8 @@ static bool due(int64_t every, int64_t done) {
 
 static int report_divergence(struct run *run, int64_t step, const struct step_record *r) {
     if (run->speaks)
-        log_line("step %lld: the loss is %g and the gradient norm %g: training has diverged and ends here, before the "
+        log_line("step %lld: the loss is %g and the gradient norm %g: training has diverged and ends here, "
+                 "before the "
                  "update; try a smaller --lr or a longer --warmup. Models saved earlier are untouched",
                  (long long)step + 1, r->loss, r->grad_norm);
     metrics_end(&run->metrics, step, progress_median_step_ms(&run->progress), &run->eval, "diverged");

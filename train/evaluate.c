@@ -4,18 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct eval_record evaluate(struct gpt *g, const struct loader *l, struct comm *comm, int64_t windows, int64_t sequences,
-                            int64_t step) {
+struct eval_record evaluate(struct gpt *g, const struct loader *l, struct comm *comm, int64_t windows,
+                            int64_t sequences, int64_t step) {
     if (windows == 0 || windows > l->windows) windows = l->windows;
     const int64_t first = windows * comm->rank / comm->size, end = windows * (comm->rank + 1) / comm->size;
     const int64_t T = l->context;
-    int32_t *tokens = memory_alloc(2 * sizeof *tokens * (size_t)(sequences * T)), *targets = tokens + sequences * T;
+    int32_t *tokens = memory_alloc(2 * sizeof *tokens * (size_t)(sequences * T)),
+            *targets = tokens + sequences * T;
     double sums[2] = {0};
     for (int64_t k = first; k < end; k += sequences) {
         const int64_t count = end - k < sequences ? end - k : sequences;
         for (int64_t i = 0; i < count; i++)
             loader_read(l, (k + i) * l->windows / windows, tokens + i * T, targets + i * T);
-        const struct gpt_batch batch = {.tokens = tokens, .targets = targets, .sequences = count, .positions = T};
+        const struct gpt_batch batch = {
+            .tokens = tokens, .targets = targets, .sequences = count, .positions = T};
         gpt_forward(g, &batch);
         const struct gpt_loss part = gpt_evaluate(g, &batch);
         sums[0] += part.loss;

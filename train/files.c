@@ -14,7 +14,8 @@ int files_make_folder(const char *path, struct error *e) {
     char part[FILES_LONGEST_FOLDER + 1];
     if (!*path) return error_set(e, "the folder's name is empty; expected a path");
     if (strlen(path) > FILES_LONGEST_FOLDER)
-        return error_set(e, "folder '%.100s...': the name is longer than %d characters", path, FILES_LONGEST_FOLDER);
+        return error_set(e, "folder '%.100s...': the name is longer than %d characters", path,
+                         FILES_LONGEST_FOLDER);
     snprintf(part, sizeof part, "%s", path);
     for (char *c = part + 1;; c++) {
         if (*c != '/' && *c) continue;

@@ -17,7 +17,9 @@ static const struct {
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
 static void print_help(FILE *out) {
-    fprintf(out, "tandem %s: a small, complete, distributed transformer trainer\n\nusage: tandem COMMAND [OPTIONS]\n\n",
+    fprintf(out,
+            "tandem %s: a small, complete, distributed transformer trainer\n\nusage: tandem COMMAND "
+            "[OPTIONS]\n\n",
             TANDEM_VERSION);
     for (int i = 0; i < COMMANDS; i++) fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
     fprintf(out, "\ntandem COMMAND --help lists a command's options; tandem --version prints the version.\n");
@@ -33,6 +35,7 @@ int main(int argc, char **argv) {
     char names[128] = "", nearest[32] = "";
     for (int i = 0; i < COMMANDS; i++) strcat(strcat(names, i ? "|" : ""), commands[i].name);
     options_nearest(word, names, nearest, sizeof nearest);
-    fprintf(stderr, "tandem: command '%s' is not known; did you mean '%s'? tandem --help lists all\n", word, nearest);
+    fprintf(stderr, "tandem: command '%s' is not known; did you mean '%s'? tandem --help lists all\n", word,
+            nearest);
     return EXIT_USAGE;
 }

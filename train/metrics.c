@@ -24,7 +24,8 @@ static double *field_of(const struct step_record *r, int i) {
     return (double *)((char *)r + fields[i].offset);
 }
 
-void step_record_reduce(struct step_record *r, struct comm *comm, enum reduction reduction, double *extra, int count) {
+void step_record_reduce(struct step_record *r, struct comm *comm, enum reduction reduction, double *extra,
+                        int count) {
     enum { MOST_EXTRA = 8 };
     double values[FIELDS + MOST_EXTRA], *all[FIELDS + MOST_EXTRA];
     int used = 0;

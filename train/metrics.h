@@ -20,7 +20,8 @@ struct eval_record {
 };
 
 /* Reduces the fields of one kind over all ranks, and extra[count] in the same message. Collective. */
-void step_record_reduce(struct step_record *record, struct comm *comm, enum reduction reduction, double *extra, int count);
+void step_record_reduce(struct step_record *record, struct comm *comm, enum reduction reduction,
+                        double *extra, int count);
 
 struct metrics {
     FILE *file; /* NULL: this rank writes nothing */

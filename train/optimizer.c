@@ -9,7 +9,8 @@ struct optimizer_rule {
     void (*update)(const struct optimizer *o, struct gpt *g, const struct param *p, float lr, float scale);
 };
 
-static void update_adamw(const struct optimizer *o, struct gpt *g, const struct param *p, float lr, float scale) {
+static void update_adamw(const struct optimizer *o, struct gpt *g, const struct param *p, float lr,
+                         float scale) {
     const struct adamw_step step = {.lr = lr,
                                     .beta1 = o->options.beta1,
                                     .beta2 = o->options.beta2,
@@ -17,16 +18,18 @@ static void update_adamw(const struct optimizer *o, struct gpt *g, const struct 
                                     .decay = p->decay ? o->options.weight_decay : 0.0f,
                                     .grad_scale = scale,
                                     .step = o->step};
-    g->device->adamw(g->stream, param_view(p, g->weight), param_view(p, g->gradient), param_view(p, o->moment[0]),
-                     param_view(p, o->moment[1]), step);
+    g->device->adamw(g->stream, param_view(p, g->weight), param_view(p, g->gradient),
+                     param_view(p, o->moment[0]), param_view(p, o->moment[1]), step);
 }
 
-static void update_sgd(const struct optimizer *o, struct gpt *g, const struct param *p, float lr, float scale) {
+static void update_sgd(const struct optimizer *o, struct gpt *g, const struct param *p, float lr,
+                       float scale) {
     const struct sgd_step step = {.lr = lr,
                                   .momentum = o->options.momentum,
                                   .decay = p->decay ? o->options.weight_decay : 0.0f,
                                   .grad_scale = scale};
-    g->device->sgd(g->stream, param_view(p, g->weight), param_view(p, g->gradient), param_view(p, o->moment[0]), step);
+    g->device->sgd(g->stream, param_view(p, g->weight), param_view(p, g->gradient),
+                   param_view(p, o->moment[0]), step);
 }
 
 static const struct optimizer_rule rules[] = {{"adamw", 2, update_adamw}, {"sgd", 1, update_sgd}};

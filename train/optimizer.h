@@ -19,7 +19,8 @@ struct optimizer {
     int64_t step;            /* updates done */
 };
 
-void optimizer_create(struct optimizer *optimizer, const struct optimizer_options *options, const struct gpt *gpt);
+void optimizer_create(struct optimizer *optimizer, const struct optimizer_options *options,
+                      const struct gpt *gpt);
 void optimizer_free(struct optimizer *optimizer);
 
 /* The global norm of the gradient before clipping, in double and in a fixed order. */

@@ -22,8 +22,9 @@ static const struct option_info {
     int commands;
     const char *help;
 } table[] = {
-#define OPTION(type, field, initial, low, high, values, aliases, commands, help)                             \
-    {TYPE_##type, #field, offsetof(struct options, field), initial, low, high, values, aliases, commands, help},
+#define OPTION(type, field, initial, low, high, values, aliases, commands, help)                \
+    {TYPE_##type, #field, offsetof(struct options, field), initial, low, high, values, aliases, \
+     commands,    help},
 #include "train/options.def"
 #undef OPTION
 };
@@ -33,9 +34,12 @@ static const struct {
     const char *model;
     const char *layers, *heads, *channels, *context;
 } presets[] = {
-    {"nano", "4", "4", "128", "64"},          {"micro", "6", "6", "384", "256"},
-    {"gpt2", "12", "12", "768", "1024"},      {"gpt2-medium", "24", "16", "1024", "1024"},
-    {"gpt2-large", "36", "20", "1280", "1024"}, {"gpt2-xl", "48", "25", "1600", "1024"},
+    {"nano", "4", "4", "128", "64"},
+    {"micro", "6", "6", "384", "256"},
+    {"gpt2", "12", "12", "768", "1024"},
+    {"gpt2-medium", "24", "16", "1024", "1024"},
+    {"gpt2-large", "36", "20", "1280", "1024"},
+    {"gpt2-xl", "48", "25", "1600", "1024"},
 };
 
 /* What is being filled, and how strong the source of each value is. */
@@ -72,8 +76,8 @@ static bool has_word(const char *words, const char *name) {
 
 static int find_option(const char *name, enum option_command command) {
     for (int i = 0; i < OPTIONS; i++)
-        if (table[i].commands & command && (same_name(name, table[i].name, strlen(table[i].name)) ||
-                                            has_word(table[i].aliases, name)))
+        if (table[i].commands & command &&
+            (same_name(name, table[i].name, strlen(table[i].name)) || has_word(table[i].aliases, name)))
             return i;
     return -1;
 }
@@ -125,12 +129,14 @@ static int unknown_option(const struct parse *p, const char *name, const char *w
         strncat(names, table[i].aliases, sizeof names - strlen(names) - 1);
     }
     options_nearest(name, names, nearest, sizeof nearest);
-    return error_set(p->e, "option '%s'%s is not known; did you mean '%s'? --help lists all", name, where, nearest);
+    return error_set(p->e, "option '%s'%s is not known; did you mean '%s'? --help lists all", name, where,
+                     nearest);
 }
 
 static int bad_value(const struct parse *p, int i, const char *value, const char *expected) {
     char name[64];
-    return error_set(p->e, "--%s: found '%s', expected %s", dashed(table[i].name, name, sizeof name), value, expected);
+    return error_set(p->e, "--%s: found '%s', expected %s", dashed(table[i].name, name, sizeof name), value,
+                     expected);
 }
 
 static int parse_number(const struct parse *p, int i, const char *value, double *number) {
@@ -138,8 +144,8 @@ static int parse_number(const struct parse *p, int i, const char *value, double 
     errno = 0;
     *number = strtod(value, &end);
     bool whole = table[i].type == TYPE_INTEGER;
-    snprintf(expected, sizeof expected, "a %s from %.15g to %.15g", whole ? "whole number" : "number", table[i].low,
-             table[i].high);
+    snprintf(expected, sizeof expected, "a %s from %.15g to %.15g", whole ? "whole number" : "number",
+             table[i].low, table[i].high);
     if (end == value || *end || errno || !isfinite(*number) || (whole && *number != floor(*number)) ||
         *number < table[i].low || *number > table[i].high)
         return bad_value(p, i, value, expected);
@@ -167,7 +173,7 @@ static const char *keep_text(const char *text) {
     static struct kept {
         struct kept *next;
         char text[];
-    } *all;
+    } * all;
     const size_t bytes = strlen(text) + 1;
     struct kept *copy = memory_alloc(sizeof *copy + bytes);
     copy->next = all;
@@ -182,20 +188,35 @@ static int set_option(struct parse *p, int i, const char *value, enum source sou
     int status = 0;
     switch (table[i].type) {
     case TYPE_INTEGER:
-    case TYPE_REAL: status = parse_number(p, i, value, &number); break;
-    case TYPE_SWITCH: status = parse_switch(p, i, value, &on); break;
-    case TYPE_CHOICE: status = parse_choice(p, i, value); break;
-    case TYPE_TEXT: break;
+    case TYPE_REAL:
+        status = parse_number(p, i, value, &number);
+        break;
+    case TYPE_SWITCH:
+        status = parse_switch(p, i, value, &on);
+        break;
+    case TYPE_CHOICE:
+        status = parse_choice(p, i, value);
+        break;
+    case TYPE_TEXT:
+        break;
     }
     if (status || source < p->source[i]) return status;
     p->source[i] = source;
     void *field = (char *)p->o + table[i].offset;
     switch (table[i].type) {
-    case TYPE_INTEGER: *(int64_t *)field = (int64_t)number; break;
-    case TYPE_REAL: *(double *)field = number; break;
-    case TYPE_SWITCH: *(bool *)field = on; break;
+    case TYPE_INTEGER:
+        *(int64_t *)field = (int64_t)number;
+        break;
+    case TYPE_REAL:
+        *(double *)field = number;
+        break;
+    case TYPE_SWITCH:
+        *(bool *)field = on;
+        break;
     case TYPE_TEXT:
-    case TYPE_CHOICE: *(const char **)field = source == FROM_FILE ? keep_text(value) : value; break;
+    case TYPE_CHOICE:
+        *(const char **)field = source == FROM_FILE ? keep_text(value) : value;
+        break;
     }
     return 0;
 }
@@ -301,13 +322,15 @@ static int read_command_line(struct parse *p, int argc, char **argv, bool *help)
             status = error_set(p->e, "option '%.*s' takes no value", (int)strcspn(word, "="), word);
         } else if (code == '?') {
             char name[128];
-            snprintf(name, sizeof name, "%.*s", (int)strcspn(word + strspn(word, "-"), "="), word + strspn(word, "-"));
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(word + strspn(word, "-"), "="),
+                     word + strspn(word, "-"));
             status = unknown_option(p, name, "");
         } else {
             int i = code - 256;
             const char *value = optarg ? optarg : "on";
             /* `--overlap off`: a switch takes the next word if it is a switch's value */
-            if (!optarg && optind < argc && has_word("on|off|true|false|yes|no", argv[optind])) value = argv[optind++];
+            if (!optarg && optind < argc && has_word("on|off|true|false|yes|no", argv[optind]))
+                value = argv[optind++];
             status = set_option(p, i, value, FROM_COMMAND_LINE);
         }
     }
@@ -330,12 +353,14 @@ static int apply_preset(struct parse *p) {
     return 0;
 }
 
-int options_parse(struct options *o, enum option_command command, int argc, char **argv, bool *help, struct error *e) {
+int options_parse(struct options *o, enum option_command command, int argc, char **argv, bool *help,
+                  struct error *e) {
     struct parse p = {.o = o, .command = command, .e = e};
     *o = (struct options){0};
     *help = false;
     for (int i = 0; i < OPTIONS; i++)
-        CHECK(set_option(&p, i, table[i].initial, FROM_DEFAULT) == 0, "default of %s: %s", table[i].name, e->text);
+        CHECK(set_option(&p, i, table[i].initial, FROM_DEFAULT) == 0, "default of %s: %s", table[i].name,
+              e->text);
     if (read_command_line(&p, argc, argv, help) || *help) return *help ? 0 : -1;
     if (read_environment(&p)) return -1;
     if (*o->config && read_file(&p, o->config)) return -1;
@@ -355,17 +380,26 @@ void options_print_help(enum option_command command, FILE *out) {
 }
 
 void options_visit(const struct options *o, enum option_command command,
-                   void (*visit)(void *context, const char *name, const char *value, bool is_text), void *context) {
+                   void (*visit)(void *context, const char *name, const char *value, bool is_text),
+                   void *context) {
     for (int i = 0; i < OPTIONS; i++) {
         if (!(table[i].commands & command)) continue;
         const void *field = (const char *)o + table[i].offset;
         char number[64];
         switch (table[i].type) {
         case TYPE_TEXT:
-        case TYPE_CHOICE: visit(context, table[i].name, *(const char *const *)field, true); continue;
-        case TYPE_INTEGER: snprintf(number, sizeof number, "%lld", (long long)*(const int64_t *)field); break;
-        case TYPE_REAL: snprintf(number, sizeof number, "%.17g", *(const double *)field); break;
-        case TYPE_SWITCH: snprintf(number, sizeof number, "%s", *(const bool *)field ? "true" : "false"); break;
+        case TYPE_CHOICE:
+            visit(context, table[i].name, *(const char *const *)field, true);
+            continue;
+        case TYPE_INTEGER:
+            snprintf(number, sizeof number, "%lld", (long long)*(const int64_t *)field);
+            break;
+        case TYPE_REAL:
+            snprintf(number, sizeof number, "%.17g", *(const double *)field);
+            break;
+        case TYPE_SWITCH:
+            snprintf(number, sizeof number, "%s", *(const bool *)field ? "true" : "false");
+            break;
         }
         visit(context, table[i].name, number, false);
     }

@@ -26,14 +26,16 @@ struct options {
 /* Fills o for a command from (weakest first) the defaults, the model preset, TANDEM_* variables, the option file and the
  * command line argv[1..]. -1 with a message that names what was found, and the nearest valid name or the valid values.
  * *help is set and nothing else done when --help was asked for. Texts belong to the options until the program ends. */
-int options_parse(struct options *o, enum option_command command, int argc, char **argv, bool *help, struct error *e);
+int options_parse(struct options *o, enum option_command command, int argc, char **argv, bool *help,
+                  struct error *e);
 
 /* The options of a command with their defaults and meaning. */
 void options_print_help(enum option_command command, FILE *out);
 
 /* Calls visit for each option of the command with its value as text, for records of a run. */
 void options_visit(const struct options *o, enum option_command command,
-                   void (*visit)(void *context, const char *name, const char *value, bool is_text), void *context);
+                   void (*visit)(void *context, const char *name, const char *value, bool is_text),
+                   void *context);
 
 /* The word of `words` (separated by |) that is nearest to `word` by edit distance; for messages. */
 void options_nearest(const char *word, const char *words, char *nearest, size_t size);

@@ -63,7 +63,8 @@ void progress_step(struct progress *p, int64_t step, const struct step_record *r
     p->bytes_sent += (int64_t)r->bytes_sent;
     if (!p->shown || !show) return;
     const long long left = (long long)remaining_seconds(p);
-    printf("step %6lld/%lld  loss %7.4f  accuracy %.3f  lr %.2e  %8.1f ms/step  %8.0f tokens/s  comm exposed %5.1f ms "
+    printf("step %6lld/%lld  loss %7.4f  accuracy %.3f  lr %.2e  %8.1f ms/step  %8.0f tokens/s  comm exposed "
+           "%5.1f ms "
            "(%4.1f %%)  ETA %lld:%02lld\n",
            (long long)step + 1, (long long)p->steps, r->loss, r->accuracy, r->lr, r->step_ms, r->tokens_per_s,
            r->comm_exposed_ms, 100.0 * r->comm_exposed_ms / r->step_ms, left / 60, left % 60);

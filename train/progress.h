@@ -5,10 +5,10 @@
 #include "train/metrics.h"
 
 struct progress {
-    bool shown;          /* this rank speaks */
-    int64_t steps;       /* planned */
-    int64_t done;        /* recorded */
-    int64_t room;        /* entries allocated of each of these: */
+    bool shown;                             /* this rank speaks */
+    int64_t steps;                          /* planned */
+    int64_t done;                           /* recorded */
+    int64_t room;                           /* entries allocated of each of these: */
     double *step_ms, *exposed_ms, *comm_ms; /* [done] of every step, for medians */
     struct step_record last;
     int64_t bytes_sent; /* so far */

@@ -41,8 +41,9 @@ int safetensors_open(struct safetensors *f, const char *path, struct error *e) {
     memcpy(&length, f->map, LENGTH_BYTES);
     if (length > f->bytes - LENGTH_BYTES) {
         safetensors_close(f);
-        return error_set(e, "'%s' is truncated or no safetensors file: its header should take %llu bytes of %lld", path,
-                         (unsigned long long)length, (long long)f->bytes);
+        return error_set(
+            e, "'%s' is truncated or no safetensors file: its header should take %llu bytes of %lld", path,
+            (unsigned long long)length, (long long)f->bytes);
     }
     f->header = cJSON_ParseWithLength((const char *)f->map + LENGTH_BYTES, length);
     if (!cJSON_IsObject(f->header)) {
@@ -95,15 +96,18 @@ int safetensors_find(const struct safetensors *f, const char *name, struct tenso
                          dtype_text ? dtype_text : "(none)");
     int dims = cJSON_GetArraySize(shape);
     int64_t dim[4] = {1}, count;
-    if (dims > 4) return error_set(e, "'%s': tensor '%s' has %d dimensions; at most 4 are expected", f->path, name, dims);
+    if (dims > 4)
+        return error_set(e, "'%s': tensor '%s' has %d dimensions; at most 4 are expected", f->path, name,
+                         dims);
     if (!read_shape(shape, dim, &count))
         return error_set(e, "'%s' is damaged: tensor '%s' has no shape that makes sense", f->path, name);
     double begin = cJSON_GetNumberValue(cJSON_GetArrayItem(offsets, 0));
     double end = cJSON_GetNumberValue(cJSON_GetArrayItem(offsets, 1));
     double bytes = (double)count * (double)dtype_table[dtype].size;
     if (!(begin >= 0 && begin == floor(begin) && end <= (double)f->data_bytes && end - begin == bytes))
-        return error_set(e, "'%s' is truncated or damaged: tensor '%s' should lie at bytes %.0f to %.0f of %zu", f->path,
-                         name, begin, end, f->data_bytes);
+        return error_set(e,
+                         "'%s' is truncated or damaged: tensor '%s' should lie at bytes %.0f to %.0f of %zu",
+                         f->path, name, begin, end, f->data_bytes);
     *t = tensor_make((void *)(f->data + (size_t)begin), (enum dtype)dtype, dims ? dims : 1, dim);
     return 0;
 }

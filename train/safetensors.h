@@ -20,7 +20,8 @@ int safetensors_open(struct safetensors *file, const char *path, struct error *e
 void safetensors_close(struct safetensors *file);
 
 /* The tensor of that name; -1 with a message if it is not there, or its place in the file makes no sense. */
-int safetensors_find(const struct safetensors *file, const char *name, struct tensor *tensor, struct error *e);
+int safetensors_find(const struct safetensors *file, const char *name, struct tensor *tensor,
+                     struct error *e);
 bool safetensors_has(const struct safetensors *file, const char *name);
 
 /* Writes count tensors (host memory) and syncs the file. -1 with a message, and no file left, on failure. */

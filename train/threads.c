@@ -89,18 +89,20 @@ void threads_remedy(const struct thread_plan *plan, char *text, size_t size) {
     const bool bound = plan->cores < sysconf(_SC_NPROCESSORS_ONLN);
     if (plan->sharers == 1 && bound)
         snprintf(text, size,
-                 "%d threads compute on the %d core%s this rank is bound to, and slow each other down; give mpirun "
+                 "%d threads compute on the %d core%s this rank is bound to, and slow each other down; give "
+                 "mpirun "
                  "--map-by slot:PE=%d or --bind-to none, or set --threads %d",
                  plan->threads, plan->cores, plural, plan->threads, plan->cores);
     else if (plan->sharers == 1)
-        snprintf(text, size, "%d threads compute on %d core%s, and slow each other down; set --threads %d", plan->threads,
-                 plan->cores, plural, plan->cores);
+        snprintf(text, size, "%d threads compute on %d core%s, and slow each other down; set --threads %d",
+                 plan->threads, plan->cores, plural, plan->cores);
     else
         snprintf(text, size,
-                 plan->threads > 1 ? "%d threads (%d ranks x %d) compute on %d core%s, and slow each other down; start "
-                                     "fewer ranks, or set --threads %d"
-                                   : "%d threads (%d ranks x %d) compute on %d core%s, and slow each other down; start "
-                                     "fewer ranks",
+                 plan->threads > 1
+                     ? "%d threads (%d ranks x %d) compute on %d core%s, and slow each other down; start "
+                       "fewer ranks, or set --threads %d"
+                     : "%d threads (%d ranks x %d) compute on %d core%s, and slow each other down; start "
+                       "fewer ranks",
                  plan->threads * plan->sharers, plan->sharers, plan->threads, plan->cores, plural,
                  plan->cores > plan->sharers ? plan->cores / plan->sharers : 1);
 }

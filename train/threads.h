@@ -5,9 +5,9 @@
 #include "comm/comm.h"
 
 struct thread_plan {
-    int threads; /* computing threads of this rank */
-    int cores;   /* that this rank may use; shared with the other sharers unless they have been divided */
-    int sharers; /* ranks that may use exactly these cores, this one included */
+    int threads;     /* computing threads of this rank */
+    int cores;       /* that this rank may use; shared with the other sharers unless they have been divided */
+    int sharers;     /* ranks that may use exactly these cores, this one included */
     bool overloaded; /* more threads than cores */
 };
 

@@ -16,11 +16,13 @@ static int plan_batch(struct trainer *t, struct error *e) {
     const struct options *o = t->options;
     const int ranks = t->comm->size;
     if (o->dp && o->dp != ranks)
-        return error_set(e, "--dp %lld does not match the %d rank%s started; expected --dp %d, or mpirun -np %lld",
-                         (long long)o->dp, ranks, ranks == 1 ? "" : "s", ranks, (long long)o->dp);
+        return error_set(
+            e, "--dp %lld does not match the %d rank%s started; expected --dp %d, or mpirun -np %lld",
+            (long long)o->dp, ranks, ranks == 1 ? "" : "s", ranks, (long long)o->dp);
     if (o->batch_size % ranks)
-        return error_set(e, "--batch-size %lld does not split over %d ranks; expected a multiple of %d, such as %lld",
-                         (long long)o->batch_size, ranks, ranks, (long long)((o->batch_size / ranks + 1) * ranks));
+        return error_set(
+            e, "--batch-size %lld does not split over %d ranks; expected a multiple of %d, such as %lld",
+            (long long)o->batch_size, ranks, ranks, (long long)((o->batch_size / ranks + 1) * ranks));
     t->share = o->batch_size / ranks;
     t->micro_batch = o->micro_batch ? o->micro_batch : t->share;
     if (t->share % t->micro_batch)
@@ -34,13 +36,16 @@ static int plan_batch(struct trainer *t, struct error *e) {
 
 static int open_data(struct trainer *t, struct error *e) {
     const struct options *o = t->options;
-    if (loader_open(&t->train, o->data, "train", (int)o->context, o->batch_size, (uint64_t)o->seed, e)) return -1;
-    if (loader_open(&t->validation, o->data, "validation", (int)o->context, 1, (uint64_t)o->seed, e)) return -1;
+    if (loader_open(&t->train, o->data, "train", (int)o->context, o->batch_size, (uint64_t)o->seed, e))
+        return -1;
+    if (loader_open(&t->validation, o->data, "validation", (int)o->context, 1, (uint64_t)o->seed, e))
+        return -1;
     if (t->validation.vocab != t->train.vocab)
-        return error_set(e, "'%s': the train split has vocabulary %d, validation %d; build both together", o->data,
-                         t->train.vocab, t->validation.vocab);
+        return error_set(e, "'%s': the train split has vocabulary %d, validation %d; build both together",
+                         o->data, t->train.vocab, t->validation.vocab);
     if (o->vocab && o->vocab < t->train.vocab)
-        return error_set(e, "--vocab %lld is smaller than the data's vocabulary %d; expected 0 or at least that",
+        return error_set(e,
+                         "--vocab %lld is smaller than the data's vocabulary %d; expected 0 or at least that",
                          (long long)o->vocab, t->train.vocab);
     return 0;
 }
@@ -90,8 +95,8 @@ static void create_model(struct trainer *t) {
     gpt_initialise(&t->gpt, (uint64_t)o->seed);
     optimizer_create(&t->optimizer, &rule, &t->gpt);
     const int64_t bucket = (int64_t)fmax(1.0, o->bucket_mib * (double)MIB_ELEMENTS);
-    t->buckets = bucket_engine_create(t->comm, t->gpt.gradient, bucket, bucket < MIB_ELEMENTS ? bucket : MIB_ELEMENTS,
-                                      o->overlap);
+    t->buckets = bucket_engine_create(t->comm, t->gpt.gradient, bucket,
+                                      bucket < MIB_ELEMENTS ? bucket : MIB_ELEMENTS, o->overlap);
     t->schedule = (struct lr_schedule){o->lr_schedule, o->lr, o->min_lr, o->warmup, o->steps};
     t->tokens = memory_alloc(2 * sizeof *t->tokens * (size_t)(t->share * o->context));
     t->targets = t->tokens + t->share * o->context;
@@ -214,6 +219,6 @@ struct step_outcome trainer_step(struct trainer *t, int64_t step, bool stop) {
 }
 
 struct eval_record trainer_evaluate(struct trainer *t, int64_t step) {
-    return evaluate(&t->gpt, &t->validation, t->comm, t->options->eval_batches * t->options->batch_size, t->micro_batch,
-                    step);
+    return evaluate(&t->gpt, &t->validation, t->comm, t->options->eval_batches * t->options->batch_size,
+                    t->micro_batch, step);
 }

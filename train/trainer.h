@@ -19,14 +19,15 @@ struct trainer {
     struct optimizer optimizer;
     struct bucket_engine *buckets;
     struct lr_schedule schedule;
-    int64_t share, micro_batch;  /* sequences of the global batch that are this rank's; and of those at once */
-    int32_t *tokens, *targets;   /* [share * context] */
+    int64_t share, micro_batch; /* sequences of the global batch that are this rank's; and of those at once */
+    int32_t *tokens, *targets;  /* [share * context] */
     double step_started, data_ms; /* of the step under way */
-    double peak_flops;           /* of this rank, measured */
+    double peak_flops;            /* of this rank, measured */
 };
 
 /* Opens the data and makes the model; all ranks check their part and agree. -1 with a message on bad input. Collective. */
-int trainer_create(struct trainer *trainer, const struct options *options, struct comm *comm, struct error *e);
+int trainer_create(struct trainer *trainer, const struct options *options, struct comm *comm,
+                   struct error *e);
 void trainer_free(struct trainer *trainer);
 
 /* What one step came to. */
