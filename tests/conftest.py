@@ -91,8 +91,16 @@ def trained(shards, tmp_path_factory):
     return folder
 
 
+COUNTS = {}
+
+
 def pytest_terminal_summary(terminalreporter):
     stats = terminalreporter.stats
-    failed = len(stats.get("failed", [])) + len(stats.get("error", []))
-    passed, skipped = len(stats.get("passed", [])), len(stats.get("skipped", []))
-    terminalreporter.write_line(f"\n{passed} passed, {failed} failed, {skipped} skipped")
+    COUNTS["failed"] = len(stats.get("failed", [])) + len(stats.get("error", []))
+    COUNTS["passed"], COUNTS["skipped"] = len(stats.get("passed", [])), len(stats.get("skipped", []))
+
+
+def pytest_unconfigure():
+    """The last line of a run, after pytest's own summary."""
+    if COUNTS:
+        print("{passed} passed, {failed} failed, {skipped} skipped".format(**COUNTS))
