@@ -32,8 +32,26 @@ static void begin(struct comm *comm, struct work *work, enum work_kind kind, con
 }
 
 void comm_all_reduce_begin(struct comm *comm, struct tensor data, struct work *work) {
-    CHECK(data.dtype == DTYPE_F32, "all-reduce adds fp32, not %s", dtype_table[data.dtype].name);
+    CHECK(data.dtype != DTYPE_I32, "all-reduce adds floating-point numbers, not %s",
+          dtype_table[data.dtype].name);
     begin(comm, work, WORK_ALL_REDUCE, "all-reduce", data, 0);
+}
+
+static void begin_rows(struct comm *comm, struct work *work, enum work_kind kind, const char *what,
+                       struct tensor mine, struct tensor all, int64_t expected) {
+    CHECK(all.dtype == mine.dtype && tensor_count(all) == expected,
+          "%s of %lld elements into %lld, expected %lld", what, (long long)tensor_count(mine),
+          (long long)tensor_count(all), (long long)expected);
+    *work = (struct work){.kind = kind, .what = what, .data = mine, .all = all, .posted = clock_seconds()};
+    comm->ops->begin(comm, work);
+}
+
+void comm_all_gather_begin(struct comm *comm, struct tensor mine, struct tensor all, struct work *work) {
+    begin_rows(comm, work, WORK_ALL_GATHER, "all-gather", mine, all, comm->size * tensor_count(mine));
+}
+
+void comm_all_to_all_begin(struct comm *comm, struct tensor mine, struct tensor all, struct work *work) {
+    begin_rows(comm, work, WORK_ALL_TO_ALL, "all-to-all", mine, all, tensor_count(mine));
 }
 
 void comm_broadcast_begin(struct comm *comm, struct tensor data, int root, struct work *work) {

@@ -24,7 +24,7 @@ struct work {
     double posted, start, end; /* clock_seconds() of begin, of the first message, of completion */
     int64_t bytes_sent; /* by this rank, to other ranks; ALL_REDUCE_MPI: what the best algorithm sends */
     const char *what;   /* for the watchdog's message */
-    struct tensor data;
+    struct tensor data, all;
     int root;
     int kind, state, open; /* private to comm/ */
     struct work *next;
@@ -48,9 +48,15 @@ int comm_open(struct comm **comm, const char *kind, const struct comm_options *o
 /* Collective; every operation must have ended. */
 void comm_close(struct comm *comm);
 
-/* data (fp32) = element-wise sum over all ranks, added in the order of ranks 0, 1, 2, ... whatever the number of
+/* data (fp32; or bf16, fp16: added in fp32, the sum rounded once) = element-wise sum over all ranks, added in the order of ranks 0, 1, 2, ... whatever the number of
  * elements, so that cutting a tensor into pieces does not change a bit of it (ALL_REDUCE_DIRECT). In place. Collective. */
 void comm_all_reduce_begin(struct comm *comm, struct tensor data, struct work *work);
+
+/* all (size,n) = the n elements of mine of every rank, in the order of ranks. Any dtype; n equal on all ranks. Collective. */
+void comm_all_gather_begin(struct comm *comm, struct tensor mine, struct tensor all, struct work *work);
+
+/* all (size,n): row r is row `rank` of mine (size,n) on rank r. Any dtype. Collective. */
+void comm_all_to_all_begin(struct comm *comm, struct tensor mine, struct tensor all, struct work *work);
 
 /* data of rank `root` to all. Any dtype. Collective. */
 void comm_broadcast_begin(struct comm *comm, struct tensor data, int root, struct work *work);

@@ -4,7 +4,7 @@
 
 #include "comm/comm.h"
 
-enum work_kind { WORK_ALL_REDUCE, WORK_BROADCAST, WORK_CALL };
+enum work_kind { WORK_ALL_REDUCE, WORK_BROADCAST, WORK_ALL_GATHER, WORK_ALL_TO_ALL, WORK_CALL };
 enum work_state { WORK_UNDER_WAY, WORK_DONE };
 
 struct comm_ops {

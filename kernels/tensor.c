@@ -4,6 +4,8 @@
 
 const struct dtype_info dtype_table[DTYPE_COUNT] = {
     [DTYPE_F32] = {"fp32", "F32", 4},
+    [DTYPE_BF16] = {"bf16", "BF16", 2},
+    [DTYPE_F16] = {"fp16", "F16", 2},
     [DTYPE_I32] = {"int32", "I32", 4},
 };
 

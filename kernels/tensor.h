@@ -5,7 +5,7 @@
 
 #include "kernels/base.h"
 
-enum dtype { DTYPE_F32, DTYPE_I32, DTYPE_COUNT };
+enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I32, DTYPE_COUNT };
 
 struct dtype_info {
     const char *name;        /* as in options and messages */

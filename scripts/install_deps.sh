@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages tandem needs and that are missing: install_deps.sh build|demo|test|lint ...
+# Installs the Debian packages tandem needs and that are missing: install_deps.sh build|demo|test|plot|lint ...
 # Says what it does and asks nothing. Does nothing, and needs no network, when everything is there.
 set -euo pipefail
 
@@ -7,9 +7,10 @@ packages_for() {
     case $1 in
     build) echo gcc make libc6-dev libopenmpi-dev openmpi-bin libdnnl-dev libcjson-dev libinih-dev ;;
     demo) echo python3 ca-certificates ;;
-    test) echo python3 python3-pytest libcmocka-dev iproute2 procps ca-certificates ;;
+    test) echo python3 python3-pytest python3-matplotlib libcmocka-dev iproute2 procps ca-certificates ;;
+    plot) echo python3 python3-matplotlib ;;
     lint) echo clang-format clang-tidy shellcheck ;;
-    *) echo "install_deps.sh: found '$1', expected build, demo, test or lint" >&2 && exit 2 ;;
+    *) echo "install_deps.sh: found '$1', expected build, demo, test, plot or lint" >&2 && exit 2 ;;
     esac
 }
 

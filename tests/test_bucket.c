@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "comm/bucket.h"
+#include "tests/engine.h"
 
 static struct comm *comm;
 enum { TOTAL = 300007 };
@@ -23,7 +23,7 @@ static __attribute__((noinline)) float gradient_value(int rank, int64_t i) {
  * hold what no sum may contain. */
 static void run_step(struct bucket_engine *engine, float *gradient, struct bucket_stats *stats) {
     for (int64_t i = 0; i < TOTAL; i++) gradient[i] = 1e30f;
-    bucket_engine_begin(engine);
+    bucket_engine_begin(engine, 0);
     int64_t written = 0;
     for (int w = 0; w < WATERMARKS; w++) {
         for (; written < watermarks[w]; written++) gradient[written] = gradient_value(comm->rank, written);
@@ -31,6 +31,7 @@ static void run_step(struct bucket_engine *engine, float *gradient, struct bucke
         usleep((unsigned)((comm->rank + w) % 3) * 500);
     }
     bucket_engine_finish(engine, stats);
+    bucket_engine_commit(engine, true);
 }
 
 static void check_sum(const float *gradient) {
@@ -50,8 +51,8 @@ static void test_sums_do_not_depend_on_buckets_or_overlap(void **state) {
     float *gradient = memory_alloc(sizeof *gradient * TOTAL);
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int overlap = 0; overlap < 2; overlap++) {
-            struct bucket_engine *engine = bucket_engine_create(comm, tensor_of(gradient, DTYPE_F32, TOTAL),
-                                                                sizes[s][0], sizes[s][1], overlap);
+            struct bucket_engine *engine =
+                engine_dense(comm, tensor_of(gradient, DTYPE_F32, TOTAL), sizes[s][0], sizes[s][1], overlap);
             for (int step = 0; step < 2; step++) {
                 struct bucket_stats stats;
                 run_step(engine, gradient, &stats);
@@ -68,11 +69,11 @@ static void test_buckets_cover_the_range(void **state) {
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         int64_t total = sizes[s][2] == TOTAL ? TOTAL : 25;
         struct bucket_engine *engine =
-            bucket_engine_create(comm, tensor_of(NULL, DTYPE_F32, total), sizes[s][0], sizes[s][1], true);
+            engine_dense(comm, tensor_of(NULL, DTYPE_F32, total), sizes[s][0], sizes[s][1], true);
         int64_t end = 0;
         for (int i = 0; i < engine->buckets; i++) {
-            assert_int_equal(engine->bucket[i].offset, end);
-            int64_t full = i == 0 ? sizes[s][1] : sizes[s][0], count = engine->bucket[i].count;
+            assert_int_equal(engine->bucket[i].view.offset, end);
+            int64_t full = i == 0 ? sizes[s][1] : sizes[s][0], count = engine->bucket[i].view.count;
             assert_true(count == full || (i == engine->buckets - 1 && count > 0 && count < full));
             end += count;
         }
@@ -83,12 +84,13 @@ static void test_buckets_cover_the_range(void **state) {
 
 static void test_nothing_to_reduce(void **state) {
     (void)state;
-    struct bucket_engine *engine = bucket_engine_create(comm, tensor_of(NULL, DTYPE_F32, 0), 100, 10, true);
+    struct bucket_engine *engine = engine_dense(comm, tensor_of(NULL, DTYPE_F32, 0), 100, 10, true);
     struct bucket_stats stats;
     assert_int_equal(engine->buckets, 0);
-    bucket_engine_begin(engine);
+    bucket_engine_begin(engine, 0);
     bucket_engine_mark_ready(engine, 0);
     bucket_engine_finish(engine, &stats);
+    bucket_engine_commit(engine, true);
     assert_true(stats.comm_ms == 0 && stats.exposed_ms == 0 && stats.bytes_sent == 0);
     bucket_engine_free(engine);
     bucket_engine_free(NULL);
@@ -99,7 +101,7 @@ static void test_times_and_bytes(void **state) {
     float *gradient = memory_alloc(sizeof *gradient * TOTAL);
     for (int overlap = 0; overlap < 2; overlap++) {
         struct bucket_engine *engine =
-            bucket_engine_create(comm, tensor_of(gradient, DTYPE_F32, TOTAL), 40000, 1000, overlap);
+            engine_dense(comm, tensor_of(gradient, DTYPE_F32, TOTAL), 40000, 1000, overlap);
         struct bucket_stats stats;
         double before = clock_seconds();
         run_step(engine, gradient, &stats);
@@ -138,13 +140,12 @@ static void test_misuse_is_caught(void **state) {
     struct bucket_stats stats;
     job_set_abort_handler(catch_abort);
     for (volatile int misuse = 0; misuse < 6; misuse++) {
-        struct bucket_engine *engine =
-            bucket_engine_create(comm, tensor_of(gradient, DTYPE_F32, 20), 50, 50, false);
+        struct bucket_engine *engine = engine_dense(comm, tensor_of(gradient, DTYPE_F32, 20), 50, 50, false);
         if (setjmp(aborted) == 0) {
             if (misuse == 0) bucket_engine_mark_ready(engine, 5);
             if (misuse == 1) bucket_engine_finish(engine, &stats);
-            bucket_engine_begin(engine);
-            if (misuse == 2) bucket_engine_begin(engine);
+            bucket_engine_begin(engine, 0);
+            if (misuse == 2) bucket_engine_begin(engine, 0);
             bucket_engine_mark_ready(engine, 10);
             if (misuse == 3) bucket_engine_mark_ready(engine, 9);
             if (misuse == 4) bucket_engine_mark_ready(engine, 21);

@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "comm/bucket.h"
+#include "tests/engine.h"
 #include "comm/ops.h"
 #include "comm/queue.h"
 
@@ -48,16 +48,17 @@ static const struct comm_ops twin_ops = {.begin = twin_begin, .end = twin_end, .
 static void run_steps(struct comm *comm, int64_t total, int64_t bucket, int64_t first, bool overlap) {
     float *gradient = memory_alloc(sizeof *gradient * (size_t)total);
     struct bucket_engine *engine =
-        bucket_engine_create(comm, tensor_of(gradient, DTYPE_F32, total), bucket, first, overlap);
+        engine_dense(comm, tensor_of(gradient, DTYPE_F32, total), bucket, first, overlap);
     for (int step = 0; step < 3; step++) {
         struct bucket_stats stats;
-        bucket_engine_begin(engine);
+        bucket_engine_begin(engine, step);
         for (int64_t i = 0; i < total; i++) {
             gradient[i] = (float)(i % 977 + step);
             if (i % 701 == 0) bucket_engine_mark_ready(engine, i + 1);
         }
         bucket_engine_mark_ready(engine, total);
         bucket_engine_finish(engine, &stats);
+        bucket_engine_commit(engine, true);
         for (int64_t i = 0; i < total; i++) assert_true(gradient[i] == (float)(2 * (i % 977 + step)));
         assert_int_equal(stats.bytes_sent, 4 * total);
         assert_int_equal(stats.bytes_dense, 4 * total);

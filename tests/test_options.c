@@ -62,6 +62,23 @@ static void test_every_source_wins_over_the_weaker_ones(void **state) {
     assert_int_equal(accept("--layers=3", "--layers=9")->layers, 9);
 }
 
+static void test_setting_one_option(void **state) {
+    (void)state;
+    struct options o = *accept("--lr=5");
+    struct error e;
+    char value[] = "0.5";
+    assert_int_equal(options_set(&o, "learning-rate", value, &e), 0);
+    assert_int_equal(options_set(&o, "interval", value, &e), 0);
+    value[0] = 'x';
+    assert_true(o.lr == 0.5);
+    assert_string_equal(o.interval, "0.5"); /* the text was copied */
+    assert_int_equal(options_set(&o, "lr", value, &e), -1);
+    assert_message(e, "--lr: found 'x.5', expected a number");
+    assert_int_equal(options_set(&o, "top-k", "5", &e), -1);
+    assert_message(e, "option 'top-k' is not known");
+    assert_true(o.lr == 0.5);
+}
+
 /* Calls visit for each spelling of each option: with dashes and with underscores, and under every alias. */
 struct spelling {
     const char *initial;
@@ -102,7 +119,7 @@ static void check_spelling(const char *name, const struct spelling *s) {
     struct error e;
     char word[128];
     snprintf(word, sizeof word, "--%s=%s", name, s->initial);
-    for (int command = TRAIN; command <= INFO; command *= 2)
+    for (int command = TRAIN; command <= COMPARE; command *= 2)
         if (s->commands & command && !parse_words(command, &e, word)) fail_msg("%s: %s", word, e.text);
 }
 
@@ -111,6 +128,8 @@ static void test_every_name_and_alias_is_known_to_its_commands_only(void **state
     struct error e;
     each_spelling(check_spelling);
     refuse("option 'top-k' is not known", "--top-k=5");
+    refuse("option 'methods' is not known", "--methods=none");
+    assert_non_null(parse_words(COMPARE, &e, "--lr=5", "--methods=none"));
     assert_null(parse_words(GENERATE, &e, "--lr=5"));
     assert_message(e, "option 'lr' is not known");
 }
@@ -265,6 +284,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_source_wins_over_the_weaker_ones),
         cmocka_unit_test(test_every_name_and_alias_is_known_to_its_commands_only),
+        cmocka_unit_test(test_setting_one_option),
         cmocka_unit_test(test_numbers_outside_their_range_or_malformed_are_refused),
         cmocka_unit_test(test_switches),
         cmocka_unit_test(test_unknown_names_suggest_the_nearest),

@@ -181,7 +181,7 @@ static void follow(const struct fixture *f, bool has_gradients) {
         assert_close(own_loss, loss, f->tolerance, what);
         snprintf(what, sizeof what, "%.400s step %d gradient norm", f->folder, i);
         assert_close(own_norm, norm, f->tolerance, what);
-        optimizer_update(&optimizer, &s.gpt, 1e-3, own_norm);
+        optimizer_update(&optimizer, &s.gpt, 1e-3, own_norm, NULL, 0, i + 1);
         cJSON_Delete(step);
     }
     print_message("%s: largest relative error of a loss %.2g, of a gradient norm %.2g\n", f->folder,

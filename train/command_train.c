@@ -2,7 +2,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "train/checkpoint.h"
 #include "train/command.h"
@@ -67,27 +66,7 @@ static void announce(struct run *run, const struct run_facts *f) {
 }
 
 static void start_run(struct run *run) {
-    struct trainer *t = &run->trainer;
-    char host[64] = "", device[128], communication[256];
-    gethostname(host, sizeof host - 1);
-    t->device->describe(device, sizeof device);
-    comm_describe(t->comm, communication, sizeof communication);
-    const struct run_facts facts = {
-        .version = TANDEM_VERSION,
-        .host = host,
-        .device = device,
-        .communication = communication,
-        .tokenizer = t->train.tokenizer,
-        .ranks = t->comm->size,
-        .hosts = t->comm->hosts,
-        .threads = t->threads.threads,
-        .vocab = t->gpt.config.vocab,
-        .buckets = t->buckets->buckets,
-        .parameters = t->gpt.table.parameters,
-        .train_tokens = t->train.tokens,
-        .validation_tokens = t->validation.tokens,
-        .peak_flops = t->peak_flops,
-    };
+    const struct run_facts facts = trainer_facts(&run->trainer);
     announce(run, &facts);
     metrics_start(&run->metrics, run->options, &facts);
     progress_create(&run->progress, run->speaks, run->options->steps);
@@ -152,9 +131,10 @@ static int run_steps(struct run *run) {
         const int64_t done = step + 1;
         const bool show = due(o->log_every, done) || done == o->steps || done == 1;
         metrics_step(&run->metrics, done, &outcome.record);
-        if (show) metrics_buckets(&run->metrics, done, t->buckets, t->step_started);
+        if (show) metrics_buckets(&run->metrics, done, t->reducer.engine, t->step_started);
         progress_step(&run->progress, step, &outcome.record, show);
         if (outcome.diverged) return report_divergence(run, step, &outcome.record);
+        if (due(o->check_every, done)) trainer_check_ranks(t, step);
         if (outcome.stop) return finish_run(run, done, true);
         if (due(o->eval_every, done)) evaluate_now(run, done);
         if (due(o->checkpoint_every, done) && done < o->steps && save_now(run, done, &e))
@@ -163,21 +143,16 @@ static int run_steps(struct run *run) {
     return finish_run(run, o->steps, false);
 }
 
-static int refuse(const struct comm *comm, const struct error *e) {
-    if (comm->rank == 0) fprintf(stderr, "tandem train: %s\n", e->text);
-    return EXIT_USAGE;
-}
-
 static int train(const struct options *o, struct comm *comm) {
     struct run run = {.options = o, .speaks = comm->rank == 0};
     struct error e;
     run.eval = (struct eval_record){-1, NAN, NAN, NAN, NAN};
-    if (trainer_create(&run.trainer, o, comm, &e)) return refuse(comm, &e);
+    if (trainer_create(&run.trainer, o, comm, &e)) return command_refuse("train", comm, &e);
     int status = run.speaks ? checkpoint_prepare(o->run_dir, &e) : 0;
     status = status || metrics_open(&run.metrics, o->run_dir, run.speaks, &e);
     int code = EXIT_USAGE;
     if (comm_agree(comm, status ? -1 : 0, &e)) {
-        refuse(comm, &e);
+        command_refuse("train", comm, &e);
     } else {
         signals_install();
         start_run(&run);
@@ -190,26 +165,5 @@ static int train(const struct options *o, struct comm *comm) {
 }
 
 int command_train(int argc, char **argv) {
-    struct options o;
-    struct error e;
-    bool help;
-    int status = options_parse(&o, TRAIN, argc, argv, &help, &e);
-    if (help) return print_usage(), EXIT_OK;
-    if (!status && o.word_count)
-        status = error_set(&e, "found '%s', expected options only; --help lists them", o.words[0]);
-    /* The ranks meet even when their options are bad, so that one of them speaks for all. */
-    const struct comm_options comm_options = {
-        .all_reduce = !status && strcmp(o.all_reduce, "mpi") == 0 ? ALL_REDUCE_MPI : ALL_REDUCE_DIRECT,
-        .timeout_s = status ? 60.0 : o.timeout,
-    };
-    struct comm *comm;
-    struct error comm_error;
-    if (comm_open(&comm, status ? "auto" : o.comm, &comm_options, &comm_error)) {
-        fprintf(stderr, "tandem train: %s\n", status ? e.text : comm_error.text);
-        return EXIT_USAGE;
-    }
-    if (comm->size > 1) log_set_rank(comm->rank);
-    int code = comm_agree(comm, status, &e) ? refuse(comm, &e) : train(&o, comm);
-    comm_close(comm);
-    return code;
+    return command_on_ranks(TRAIN, argc, argv, print_usage, train);
 }

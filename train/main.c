@@ -10,6 +10,7 @@ static const struct {
     const char *help;
 } commands[] = {
     {"train", command_train, "train a model; under mpirun on all its ranks"},
+    {"compare", command_compare, "train methods x seeds: is accuracy kept, and what is it worth?"},
     {"generate", command_generate, "sample text from a trained model"},
     {"data", command_data, "build token shards from text, or look into them"},
     {"info", command_info, "devices, libraries, threads and ranks found here"},

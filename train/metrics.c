@@ -109,7 +109,7 @@ void metrics_step(struct metrics *m, int64_t step, const struct step_record *r) 
     add_number(event, "step", (double)step);
     for (int i = 0; i < FIELDS; i++) add_number(event, fields[i].name, *field_of(r, i));
     /* Part of the format; measured by parts of tandem that this run does not use. */
-    const char *const absent[] = {"loss_scale", "bubble_ms", "interval", "energy_j"};
+    const char *const absent[] = {"loss_scale", "bubble_ms", "energy_j"};
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) cJSON_AddNullToObject(event, absent[i]);
     write_event(m, event);
 }
@@ -122,7 +122,7 @@ void metrics_buckets(struct metrics *m, int64_t step, const struct bucket_engine
     for (int i = 0; i < engine->buckets; i++) {
         const struct bucket *b = &engine->bucket[i];
         cJSON *entry = cJSON_CreateObject();
-        add_number(entry, "elements", (double)b->count);
+        add_number(entry, "elements", (double)b->view.count);
         add_number(entry, "ready_ms", 1e3 * (b->ready - started));
         add_number(entry, "start_ms", 1e3 * (b->start - started));
         add_number(entry, "end_ms", 1e3 * (b->end - started));

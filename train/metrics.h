@@ -29,7 +29,8 @@ struct metrics {
 
 /* What a run is, beyond its options. */
 struct run_facts {
-    const char *version, *host, *device, *communication, *tokenizer;
+    const char *version, *tokenizer;
+    char host[64], device[128], communication[256];
     int ranks, hosts, threads, vocab, buckets;
     int64_t parameters, train_tokens, validation_tokens;
     double peak_flops; /* of one rank */

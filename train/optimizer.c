@@ -3,33 +3,44 @@
 #include <math.h>
 #include <string.h>
 
+/* A run of elements that are updated alike. */
+struct run {
+    int64_t offset, count;
+    float lr, decay, grad_scale;
+    int64_t updates;
+    int repeats;
+};
+
 struct optimizer_rule {
     const char *name;
     int moments; /* flat tensors it keeps */
-    void (*update)(const struct optimizer *o, struct gpt *g, const struct param *p, float lr, float scale);
+    void (*update)(const struct optimizer *o, struct gpt *g, const struct run *run);
 };
 
-static void update_adamw(const struct optimizer *o, struct gpt *g, const struct param *p, float lr,
-                         float scale) {
-    const struct adamw_step step = {.lr = lr,
+static struct tensor part(struct tensor flat, const struct run *run) {
+    return tensor_slice(flat, run->offset, run->count);
+}
+
+static void update_adamw(const struct optimizer *o, struct gpt *g, const struct run *run) {
+    const struct adamw_step step = {.lr = run->lr,
                                     .beta1 = o->options.beta1,
                                     .beta2 = o->options.beta2,
                                     .eps = o->options.eps,
-                                    .decay = p->decay ? o->options.weight_decay : 0.0f,
-                                    .grad_scale = scale,
-                                    .step = o->step};
-    g->device->adamw(g->stream, param_view(p, g->weight), param_view(p, g->gradient),
-                     param_view(p, o->moment[0]), param_view(p, o->moment[1]), step);
+                                    .decay = run->decay,
+                                    .grad_scale = run->grad_scale,
+                                    .step = run->updates,
+                                    .repeats = run->repeats};
+    g->device->adamw(g->stream, part(g->weight, run), part(g->gradient, run), part(o->moment[0], run),
+                     part(o->moment[1], run), step);
 }
 
-static void update_sgd(const struct optimizer *o, struct gpt *g, const struct param *p, float lr,
-                       float scale) {
-    const struct sgd_step step = {.lr = lr,
+static void update_sgd(const struct optimizer *o, struct gpt *g, const struct run *run) {
+    const struct sgd_step step = {.lr = run->lr,
                                   .momentum = o->options.momentum,
-                                  .decay = p->decay ? o->options.weight_decay : 0.0f,
-                                  .grad_scale = scale};
-    g->device->sgd(g->stream, param_view(p, g->weight), param_view(p, g->gradient),
-                   param_view(p, o->moment[0]), step);
+                                  .decay = run->decay,
+                                  .grad_scale = run->grad_scale,
+                                  .repeats = run->repeats};
+    g->device->sgd(g->stream, part(g->weight, run), part(g->gradient, run), part(o->moment[0], run), step);
 }
 
 static const struct optimizer_rule rules[] = {{"adamw", 2, update_adamw}, {"sgd", 1, update_sgd}};
@@ -56,9 +67,35 @@ double optimizer_gradient_norm(const struct gpt *g) {
     return sqrt(squares);
 }
 
-void optimizer_update(struct optimizer *o, struct gpt *g, double lr, double norm) {
+static int64_t maximum(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static int64_t minimum(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+void optimizer_update(struct optimizer *o, struct gpt *g, double lr, double norm,
+                      const struct optimizer_range *range, int ranges, int64_t updates) {
+    const struct optimizer_range everything = {.count = g->table.elements, .gradients = 1};
     const double clip = o->options.clip;
     const float scale = clip > 0.0 && norm > clip ? (float)(clip / norm) : 1.0f;
-    o->step++;
-    for (int i = 0; i < g->table.params; i++) o->rule->update(o, g, &g->table.param[i], (float)lr, scale);
+    if (!range) range = &everything, ranges = 1;
+    int r = 0;
+    for (int i = 0; i < g->table.params; i++) {
+        const struct param *p = &g->table.param[i];
+        while (range[r].offset + range[r].count <= p->offset) r++;
+        for (int k = r; k < ranges && range[k].offset < p->offset + p->count; k++) {
+            const int64_t first = maximum(p->offset, range[k].offset);
+            const int64_t end = minimum(p->offset + p->count, range[k].offset + range[k].count);
+            const struct run run = {first,
+                                    end - first,
+                                    (float)lr,
+                                    p->decay ? o->options.weight_decay : 0.0f,
+                                    scale / (float)range[k].gradients,
+                                    updates,
+                                    (int)range[k].gradients};
+            if (range[k].gradients > 0) o->rule->update(o, g, &run);
+        }
+    }
 }

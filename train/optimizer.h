@@ -16,7 +16,6 @@ struct optimizer {
     const struct optimizer_rule *rule;
     struct arena memory;
     struct tensor moment[2]; /* flat, like the weights */
-    int64_t step;            /* updates done */
 };
 
 void optimizer_create(struct optimizer *optimizer, const struct optimizer_options *options,
@@ -26,7 +25,17 @@ void optimizer_free(struct optimizer *optimizer);
 /* The global norm of the gradient before clipping, in double and in a fixed order. */
 double optimizer_gradient_norm(const struct gpt *gpt);
 
-/* One update of all weights with learning rate lr. The gradient is scaled by min(1, clip / norm) on the way. */
-void optimizer_update(struct optimizer *optimizer, struct gpt *gpt, double lr, double norm);
+/* A part of the flat range and what its gradient is. */
+struct optimizer_range {
+    int64_t offset, count;
+    int64_t
+        gradients; /* its gradient is the sum of so many steps' gradients; 0: leave weights and moments untouched */
+};
+
+/* Updates with learning rate lr. The gradient is scaled by min(1, clip / norm) on the way. range[ranges] covers the flat
+ * range in order: a part that comes with the gradients of n steps makes the n updates it has missed at once, each with their
+ * mean. NULL: all of it, once. updates: the number of the newest update, from 1. */
+void optimizer_update(struct optimizer *optimizer, struct gpt *gpt, double lr, double norm,
+                      const struct optimizer_range *range, int ranges, int64_t updates);
 
 #endif

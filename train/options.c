@@ -74,9 +74,13 @@ static bool has_word(const char *words, const char *name) {
     return false;
 }
 
+static bool belongs(int i, enum option_command command) {
+    return table[i].commands & (command == COMPARE ? COMPARE | TRAIN : command);
+}
+
 static int find_option(const char *name, enum option_command command) {
     for (int i = 0; i < OPTIONS; i++)
-        if (table[i].commands & command &&
+        if (belongs(i, command) &&
             (same_name(name, table[i].name, strlen(table[i].name)) || has_word(table[i].aliases, name)))
             return i;
     return -1;
@@ -122,7 +126,7 @@ static const char *dashed(const char *name, char *text, size_t size) {
 static int unknown_option(const struct parse *p, const char *name, const char *where) {
     char names[4096] = "", text[64], nearest[128] = "";
     for (int i = 0; i < OPTIONS; i++) {
-        if (!(table[i].commands & p->command)) continue;
+        if (!belongs(i, p->command)) continue;
         strncat(names, "|", sizeof names - strlen(names) - 1);
         strncat(names, dashed(table[i].name, text, sizeof text), sizeof names - strlen(names) - 1);
         if (*table[i].aliases) strncat(names, "|", sizeof names - strlen(names) - 1);
@@ -223,7 +227,7 @@ static int set_option(struct parse *p, int i, const char *value, enum source sou
 
 static int read_environment(struct parse *p) {
     for (int i = 0; i < OPTIONS; i++) {
-        if (!(table[i].commands & p->command)) continue;
+        if (!belongs(i, p->command)) continue;
         char name[80];
         snprintf(name, sizeof name, "TANDEM_%s", table[i].name);
         for (char *c = name; *c; c++) *c = (char)toupper((unsigned char)*c);
@@ -284,7 +288,7 @@ static struct option *long_options(const struct parse *p) {
     int count = 0;
     list[count++] = (struct option){"help", no_argument, NULL, 'h'};
     for (int i = 0; i < OPTIONS; i++) {
-        if (!(table[i].commands & p->command)) continue;
+        if (!belongs(i, p->command)) continue;
         char names[512];
         snprintf(names, sizeof names, "%s|%s", table[i].name, table[i].aliases);
         const char *at = names, *word;
@@ -364,12 +368,18 @@ int options_parse(struct options *o, enum option_command command, int argc, char
     if (read_command_line(&p, argc, argv, help) || *help) return *help ? 0 : -1;
     if (read_environment(&p)) return -1;
     if (*o->config && read_file(&p, o->config)) return -1;
-    return command == TRAIN ? apply_preset(&p) : 0;
+    return command == TRAIN || command == COMPARE ? apply_preset(&p) : 0;
+}
+
+int options_set(struct options *o, const char *name, const char *value, struct error *e) {
+    struct parse p = {.o = o, .command = TRAIN, .e = e};
+    const int i = find_option(name, TRAIN);
+    return i < 0 ? unknown_option(&p, name, "") : set_option(&p, i, keep_text(value), FROM_COMMAND_LINE);
 }
 
 void options_print_help(enum option_command command, FILE *out) {
     for (int i = 0; i < OPTIONS; i++) {
-        if (!(table[i].commands & command)) continue;
+        if (!belongs(i, command)) continue;
         char name[64], left[160];
         snprintf(left, sizeof left, "--%s %s", dashed(table[i].name, name, sizeof name), table[i].values);
         fprintf(out, "  %-28s %s", left, strlen(left) > 28 ? "\n                               " : "");
@@ -383,7 +393,7 @@ void options_visit(const struct options *o, enum option_command command,
                    void (*visit)(void *context, const char *name, const char *value, bool is_text),
                    void *context) {
     for (int i = 0; i < OPTIONS; i++) {
-        if (!(table[i].commands & command)) continue;
+        if (!belongs(i, command)) continue;
         const void *field = (const char *)o + table[i].offset;
         char number[64];
         switch (table[i].type) {

@@ -6,8 +6,8 @@
 
 #include "kernels/base.h"
 
-/* Commands an option belongs to: bits. */
-enum option_command { TRAIN = 1, GENERATE = 2, DATA = 4, INFO = 8 };
+/* Commands an option belongs to: bits. Compare has all options of train besides its own. */
+enum option_command { TRAIN = 1, GENERATE = 2, DATA = 4, INFO = 8, COMPARE = 16 };
 
 #define OPTION_C_TEXT const char *
 #define OPTION_C_INTEGER int64_t
@@ -28,6 +28,10 @@ struct options {
  * *help is set and nothing else done when --help was asked for. Texts belong to the options until the program ends. */
 int options_parse(struct options *o, enum option_command command, int argc, char **argv, bool *help,
                   struct error *e);
+
+/* Sets one option of train by name, as the command line would; `value` need not stay. -1 with a message. A model preset
+ * does not change the sizes. */
+int options_set(struct options *o, const char *name, const char *value, struct error *e);
 
 /* The options of a command with their defaults and meaning. */
 void options_print_help(enum option_command command, FILE *out);

@@ -2,7 +2,8 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "train/statistics.h"
 
 void progress_create(struct progress *p, bool shown, int64_t steps) {
     *p = (struct progress){.shown = shown, .steps = steps, .started = clock_seconds()};
@@ -15,20 +16,9 @@ void progress_free(struct progress *p) {
     *p = (struct progress){0};
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double median(const double *values, int64_t count) {
-    if (count > 1) values++, count--; /* the first step pays for page faults and library start-up */
-    if (count == 0) return NAN;
-    double *sorted = memory_alloc(sizeof *sorted * (size_t)count);
-    memcpy(sorted, values, sizeof *sorted * (size_t)count);
-    qsort(sorted, (size_t)count, sizeof *sorted, by_value);
-    double middle = 0.5 * (sorted[(count - 1) / 2] + sorted[count / 2]);
-    free(sorted);
-    return middle;
+    /* the first step pays for page faults and library start-up */
+    return count > 1 ? statistics_median(values + 1, count - 1) : statistics_median(values, count);
 }
 
 double progress_median_step_ms(const struct progress *p) {

@@ -5,11 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "train/evaluate.h"
 #include "train/signals.h"
-
-static const int64_t MIB_ELEMENTS = (1 << 20) / 4;
 
 /* Whether the global batch can be shared by the ranks there are. The same answer on every rank. */
 static int plan_batch(struct trainer *t, struct error *e) {
@@ -70,7 +69,7 @@ static double measure_peak_flops(const struct device *d) {
     return 2.0 * SIZE * SIZE * SIZE / best;
 }
 
-static void create_model(struct trainer *t) {
+static int create_model(struct trainer *t, struct error *e) {
     const struct options *o = t->options;
     const struct gpt_config config = {
         .layers = (int)o->layers,
@@ -94,12 +93,10 @@ static void create_model(struct trainer *t) {
     gpt_create(&t->gpt, &config, t->device, t->micro_batch, true);
     gpt_initialise(&t->gpt, (uint64_t)o->seed);
     optimizer_create(&t->optimizer, &rule, &t->gpt);
-    const int64_t bucket = (int64_t)fmax(1.0, o->bucket_mib * (double)MIB_ELEMENTS);
-    t->buckets = bucket_engine_create(t->comm, t->gpt.gradient, bucket,
-                                      bucket < MIB_ELEMENTS ? bucket : MIB_ELEMENTS, o->overlap);
     t->schedule = (struct lr_schedule){o->lr_schedule, o->lr, o->min_lr, o->warmup, o->steps};
     t->tokens = memory_alloc(2 * sizeof *t->tokens * (size_t)(t->share * o->context));
     t->targets = t->tokens + t->share * o->context;
+    return reducer_create(&t->reducer, o, t->comm, &t->gpt, e);
 }
 
 int trainer_create(struct trainer *t, const struct options *o, struct comm *comm, struct error *e) {
@@ -112,14 +109,16 @@ int trainer_create(struct trainer *t, const struct options *o, struct comm *comm
         trainer_free(t);
         return -1;
     }
-    create_model(t);
-    comm_barrier(comm);
+    if (comm_agree(comm, create_model(t, e), e)) {
+        trainer_free(t);
+        return -1;
+    }
     t->peak_flops = measure_peak_flops(t->device);
     return 0;
 }
 
 void trainer_free(struct trainer *t) {
-    bucket_engine_free(t->buckets);
+    reducer_free(&t->reducer);
     if (t->gpt.device) {
         optimizer_free(&t->optimizer);
         gpt_free(&t->gpt);
@@ -128,6 +127,26 @@ void trainer_free(struct trainer *t) {
     loader_close(&t->validation);
     free(t->tokens);
     *t = (struct trainer){0};
+}
+
+struct run_facts trainer_facts(const struct trainer *t) {
+    struct run_facts facts = {
+        .version = TANDEM_VERSION,
+        .tokenizer = t->train.tokenizer,
+        .ranks = t->comm->size,
+        .hosts = t->comm->hosts,
+        .threads = t->threads.threads,
+        .vocab = t->gpt.config.vocab,
+        .buckets = t->reducer.engine->buckets,
+        .parameters = t->gpt.table.parameters,
+        .train_tokens = t->train.tokens,
+        .validation_tokens = t->validation.tokens,
+        .peak_flops = t->peak_flops,
+    };
+    gethostname(facts.host, sizeof facts.host - 1);
+    t->device->describe(facts.device, sizeof facts.device);
+    comm_describe(t->comm, facts.communication, sizeof facts.communication);
+    return facts;
 }
 
 void trainer_read_batch(struct trainer *t, int64_t step) {
@@ -164,11 +183,11 @@ static void run_micro_batches(struct trainer *t, int64_t step, struct step_recor
         const struct gpt_backward_plan plan = {.scale = 1.0f / (float)batch_tokens,
                                                .accumulate = first > 0,
                                                .ready = last ? gradients_ready : NULL,
-                                               .context = t->buckets};
+                                               .context = t->reducer.engine};
         double mark = clock_seconds();
         gpt_forward(&t->gpt, &batch);
         r->forward_ms += milliseconds_since(&mark);
-        if (last) bucket_engine_begin(t->buckets);
+        if (last) bucket_engine_begin(t->reducer.engine, step);
         const struct gpt_loss part = gpt_backward(&t->gpt, &batch, &plan);
         r->backward_ms += milliseconds_since(&mark);
         r->loss += part.loss / (double)batch_tokens;
@@ -176,13 +195,16 @@ static void run_micro_batches(struct trainer *t, int64_t step, struct step_recor
     }
 }
 
-static void finish_reduction(struct trainer *t, struct step_record *r) {
+/* Whether every gradient of this rank was finite. */
+static bool finish_reduction(struct trainer *t, struct step_record *r) {
     struct bucket_stats stats;
-    bucket_engine_finish(t->buckets, &stats);
+    bucket_engine_finish(t->reducer.engine, &stats);
     r->comm_ms = stats.comm_ms;
     r->comm_exposed_ms = stats.exposed_ms;
+    r->compress_ms = stats.compress_ms;
     r->bytes_sent = (double)stats.bytes_sent;
     r->bytes_dense = (double)stats.bytes_dense;
+    return stats.finite;
 }
 
 /* The slowest rank's times, and what follows from them. */
@@ -203,19 +225,37 @@ struct step_outcome trainer_step(struct trainer *t, int64_t step, bool stop) {
     struct step_outcome outcome = {0};
     struct step_record *r = &outcome.record;
     run_micro_batches(t, step, r);
-    finish_reduction(t, r);
+    const bool finite = finish_reduction(t, r);
 
     double mark = clock_seconds();
     r->lr = lr_schedule_rate(&t->schedule, step);
-    r->grad_norm = optimizer_gradient_norm(&t->gpt);
-    double votes[2] = {stop, !isfinite(r->loss) || !isfinite(r->grad_norm)};
+    r->interval = reducer_interval(&t->reducer, step);
+    r->grad_norm = reducer_gradient_norm(&t->reducer, &t->gpt);
+    double votes[2] = {stop, !finite || !isfinite(r->loss) || !isfinite(r->grad_norm)};
     step_record_reduce(r, t->comm, REDUCE_SUM, votes, 2);
     outcome.stop = votes[0] > 0;
     outcome.diverged = votes[1] > 0;
-    if (!outcome.diverged) optimizer_update(&t->optimizer, &t->gpt, r->lr, r->grad_norm);
+    bucket_engine_commit(t->reducer.engine, !outcome.diverged);
+    if (!outcome.diverged) reducer_update(&t->reducer, &t->optimizer, &t->gpt, r->lr, r->grad_norm);
     r->optimizer_ms = milliseconds_since(&mark);
     finish_record(t, r);
+    reducer_tune(&t->reducer, step, r->backward_ms);
     return outcome;
+}
+
+void trainer_check_ranks(struct trainer *t, int64_t step) {
+    const size_t count = (size_t)t->gpt.table.elements;
+    uint32_t *bits = memory_alloc(sizeof *bits * count);
+    t->device->copy_out(t->gpt.stream, bits, t->gpt.weight);
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a over words */
+    for (size_t i = 0; i < count; i++) hash = (hash ^ bits[i]) * 0x100000001b3u;
+    free(bits);
+    double low = (double)(hash >> 11), high = low; /* what a double carries */
+    comm_reduce(t->comm, &low, 1, REDUCE_MIN);
+    comm_reduce(t->comm, &high, 1, REDUCE_MAX);
+    CHECK(low == high,
+          "after step %lld the ranks do not hold the same weights; this is a bug in tandem or in the machine",
+          (long long)step + 1);
 }
 
 struct eval_record trainer_evaluate(struct trainer *t, int64_t step) {

@@ -2,11 +2,11 @@
 #ifndef TANDEM_TRAINER_H
 #define TANDEM_TRAINER_H
 
-#include "comm/bucket.h"
 #include "data/loader.h"
 #include "train/lr_schedule.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
+#include "train/reducer.h"
 #include "train/threads.h"
 
 struct trainer {
@@ -17,7 +17,7 @@ struct trainer {
     struct loader train, validation;
     struct gpt gpt;
     struct optimizer optimizer;
-    struct bucket_engine *buckets;
+    struct reducer reducer;
     struct lr_schedule schedule;
     int64_t share, micro_batch; /* sequences of the global batch that are this rank's; and of those at once */
     int32_t *tokens, *targets;  /* [share * context] */
@@ -29,6 +29,9 @@ struct trainer {
 int trainer_create(struct trainer *trainer, const struct options *options, struct comm *comm,
                    struct error *e);
 void trainer_free(struct trainer *trainer);
+
+/* What is to be recorded about the run; valid while the trainer is. */
+struct run_facts trainer_facts(const struct trainer *trainer);
 
 /* What one step came to. */
 struct step_outcome {
@@ -43,6 +46,9 @@ void trainer_read_batch(struct trainer *trainer, int64_t step);
 /* Step number `step` on the batch that lies in tokens and targets: micro-batches forward and backward, reduction
  * overlapped with the last one, clipping, update. `stop`: this rank wishes to. Same outcome on all ranks. Collective. */
 struct step_outcome trainer_step(struct trainer *trainer, int64_t step, bool stop);
+
+/* Ends the job unless all ranks hold the same weights, bit for bit. Collective. */
+void trainer_check_ranks(struct trainer *trainer, int64_t step);
 
 /* Evaluates on --eval-batches validation batches. Collective. */
 struct eval_record trainer_evaluate(struct trainer *trainer, int64_t step);

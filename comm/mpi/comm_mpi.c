@@ -7,8 +7,6 @@
 
 #include "comm/mpi/mpi_comm.h"
 
-enum { GATHER_TAG = 8192 }; /* above the tags of exchange.c */
-
 /* A function for the communication thread. */
 struct call {
     struct work work; /* first, so that a work is a call */
@@ -25,21 +23,38 @@ static bool call_wait(struct mpi *mpi, const char *what, void (*function)(struct
     return queue_wait(&mpi->queue, &call.work, timeout_s);
 }
 
+static bool is_exchange(const struct mpi *mpi, const struct work *work) {
+    const bool by_library = mpi->options.all_reduce == ALL_REDUCE_MPI && work->data.dtype == DTYPE_F32;
+    return work->kind == WORK_BROADCAST || (work->kind == WORK_ALL_REDUCE && !by_library);
+}
+
+static void run_alone(struct mpi *mpi, struct work *work) {
+    struct call *call = (struct call *)work;
+    switch ((enum work_kind)work->kind) {
+    case WORK_ALL_REDUCE:
+        library_all_reduce(mpi, work);
+        break;
+    case WORK_ALL_GATHER:
+    case WORK_ALL_TO_ALL:
+        rows_exchange(mpi, work);
+        break;
+    case WORK_CALL:
+        call->function(mpi, call->argument);
+        break;
+    case WORK_BROADCAST:
+        CHECK(false, "a broadcast is an exchange");
+    }
+}
+
 static void *communication_thread(void *context) {
     struct mpi *mpi = context;
     for (struct work *work; (work = queue_take(&mpi->queue));) {
-        bool by_library = work->kind == WORK_ALL_REDUCE && mpi->options.all_reduce == ALL_REDUCE_MPI;
-        if (work->kind != WORK_CALL && !by_library) {
+        if (is_exchange(mpi, work)) {
             exchange_run(mpi->exchange, work); /* completes the work itself */
             continue;
         }
         work->start = clock_seconds();
-        if (by_library) {
-            library_all_reduce(mpi, work);
-        } else {
-            struct call *call = (struct call *)work;
-            call->function(mpi, call->argument);
-        }
+        run_alone(mpi, work);
         queue_complete(&mpi->queue, work);
     }
     return NULL;

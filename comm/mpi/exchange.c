@@ -1,20 +1,20 @@
 /* All-reduce and broadcast by direct messages between all pairs of ranks.
  *
- * The data is cut into blocks, and a block into one chunk per rank: chunk j belongs to rank j.
+ * The data is cut into blocks, and a block into one chunk per rank: chunk j belongs to rank j. Two kinds of message:
  *
- *     all-reduce, pieces:   every rank sends its chunk j to rank j, which adds them in the order of ranks
- *                 results:  rank j sends the sum to every rank
- *     broadcast,  pieces:   the root sends chunk j to rank j
- *                 results:  rank j sends chunk j to every rank but the root
+ *                 pieces                                    results
+ *     all-reduce  every rank sends its chunk j to rank j,   rank j sends the sum of chunk j to every rank
+ *                 which adds the pieces in the order of ranks
+ *     broadcast   the root sends chunk j to rank j          rank j sends chunk j to every rank but the root
  *
- * Cost for N elements on p ranks: each sends and receives 2 (p-1)/p N in an all-reduce, the least possible.
- * Several blocks are under way at once, also across the end of one work and the beginning of the next: the
- * results of early blocks travel with the pieces of later ones, and the link stays full in both directions.
- */
+ * Cost for N elements on p ranks: each rank sends and receives 2 (p-1)/p N (all-reduce), which is the least possible.
+ * Several blocks are under way at once, also across the end of one work and the beginning of the next, so that results of
+ * early blocks travel while pieces of later ones do, and the link stays full in both directions. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/mpi/mpi_comm.h"
+#include "kernels/half.h"
 
 enum {
     WINDOW = 8,           /* blocks under way */
@@ -141,22 +141,43 @@ static void start_broadcast(struct exchange *x, struct block *b) {
         post(x, b, PIECE_RECEIVE, root, chunk(x, b, me), chunk_count(x, b, me));
 }
 
+/* sum (+)= piece, in fp32 whatever travels. */
+static void add_strip(float *restrict sum, const void *piece, int64_t count, enum dtype dtype, bool first) {
+    const float *f = piece;
+    const uint16_t *h = piece;
+    if (first) memset(sum, 0, sizeof *sum * (size_t)count);
+    if (dtype == DTYPE_F32)
+        for (int64_t i = 0; i < count; i++) sum[i] = first ? f[i] : sum[i] + f[i];
+    else if (dtype == DTYPE_BF16)
+        for (int64_t i = 0; i < count; i++) sum[i] += half_from_bf16(h[i]);
+    else
+        for (int64_t i = 0; i < count; i++) sum[i] += half_from_fp16(h[i]);
+}
+
+static void store_strip(void *out, const float *restrict sum, int64_t count, enum dtype dtype) {
+    uint16_t *h = out;
+    if (dtype == DTYPE_F32)
+        memcpy(out, sum, sizeof *sum * (size_t)count);
+    else if (dtype == DTYPE_BF16)
+        for (int64_t i = 0; i < count; i++) h[i] = half_to_bf16(sum[i]);
+    else
+        for (int64_t i = 0; i < count; i++) h[i] = half_to_fp16(sum[i]);
+}
+
 /* Adds the pieces of our chunk in the order of ranks, each in one pass while the sum is in the cache. */
 static void add_pieces(struct exchange *x, struct block *b) {
     enum { STRIP = 2048 };
-    int me = x->mpi->comm.rank, size = x->mpi->comm.size;
-    int64_t count = chunk_count(x, b, me);
-    float *data = (float *)chunk(x, b, me), sum[STRIP];
+    const enum dtype dtype = b->work->data.dtype;
+    const int me = x->mpi->comm.rank, size = x->mpi->comm.size;
+    const int64_t count = chunk_count(x, b, me);
+    char *data = chunk(x, b, me);
+    float sum[STRIP];
     for (int64_t first = 0; first < count; first += STRIP) {
-        int64_t strip = count - first < STRIP ? count - first : STRIP;
-        for (int r = 0; r < size; r++) {
-            const float *piece = (r == me ? data : b->scratch + r * x->piece) + first;
-            if (r == 0)
-                memcpy(sum, piece, sizeof *sum * (size_t)strip);
-            else
-                for (int64_t i = 0; i < strip; i++) sum[i] += piece[i];
-        }
-        memcpy(data + first, sum, sizeof *sum * (size_t)strip);
+        const int64_t strip = count - first < STRIP ? count - first : STRIP;
+        const size_t at = (size_t)first * b->element;
+        for (int r = 0; r < size; r++)
+            add_strip(sum, (r == me ? data : (char *)(b->scratch + r * x->piece)) + at, strip, dtype, r == 0);
+        store_strip(data + at, sum, strip, dtype);
     }
 }
 

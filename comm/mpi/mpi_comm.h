@@ -1,6 +1,6 @@
 /* The MPI communicator's parts, all of them run by the communication thread:
  * comm_mpi.c opens, serves the queue and closes; exchange.c is the all-reduce and the broadcast; library.c
- * the same all-reduce by MPI's own algorithm; poll.c how the thread waits. */
+ * the same all-reduce by MPI's own algorithm; rows.c all-gather and all-to-all; poll.c how the thread waits. */
 #ifndef TANDEM_COMM_MPI_H
 #define TANDEM_COMM_MPI_H
 
@@ -17,6 +17,8 @@ struct poll {
     int64_t counted_bytes; /* over these bytes */
     double heard;          /* clock_seconds() of the last progress */
 };
+
+enum { GATHER_TAG = 8192, ROWS_TAG }; /* above the tags of exchange.c */
 
 struct exchange;
 struct mpi {
@@ -59,7 +61,10 @@ struct exchange *exchange_create(struct mpi *mpi);
 void exchange_free(struct exchange *exchange);
 void exchange_run(struct exchange *exchange, struct work *work);
 
-/* All-reduce by MPI_Iallreduce. */
+/* All-gather and all-to-all. */
+void rows_exchange(struct mpi *mpi, struct work *work);
+
+/* All-reduce by MPI_Iallreduce, fp32. */
 void library_all_reduce(struct mpi *mpi, struct work *work);
 
 #endif

@@ -49,6 +49,9 @@ void cpu_sgemm(struct strided c, int64_t m, int64_t n, int64_t k, float alpha, s
 void cpu_dropout_mask(float *mask, const struct dropout *drop, int64_t row, int64_t first_column,
                       int64_t count);
 
+/* The words of the eight Philox draws with counters (counter_low, counter_high) .. (counter_low, counter_high + 7). */
+void cpu_random_words(uint32_t out[32], uint64_t key, uint64_t counter_low, uint64_t counter_high);
+
 /* One row: y = dropout(x), and sum = x + dropout(delta). Each output may be an input. */
 void cpu_dropout_row(float *y, const float *x, int64_t columns, const struct dropout *drop, int64_t row);
 void cpu_residual_row(float *sum, const float *x, const float *delta, int64_t columns,

@@ -42,6 +42,12 @@ static inline void draw_words(words out[4], uint64_t key, uint64_t counter_low, 
     }
 }
 
+void cpu_random_words(uint32_t out[32], uint64_t key, uint64_t counter_low, uint64_t counter_high) {
+    words drawn[4];
+    draw_words(drawn, key, counter_low, counter_high);
+    memcpy(out, drawn, sizeof drawn);
+}
+
 void cpu_dropout_mask(float *mask, const struct dropout *drop, int64_t row, int64_t first_column,
                       int64_t count) {
     const uint32_t threshold = (uint32_t)((double)drop->rate * 4294967296.0);

@@ -1,6 +1,7 @@
 /* Sums over rows and over everything, in an order that the data alone decides. */
 #include "kernels/cpu/cpu.h"
 
+#include <math.h>
 #include <string.h>
 
 void cpu_combine_blocks(float *d, float beta, const float *partial, int64_t blocks, int64_t stride,
@@ -33,25 +34,43 @@ void cpu_bias_backward(struct stream *s, struct tensor dbias, struct tensor dy, 
 }
 
 /* Sixteen running sums hide the latency of the additions. */
-static double block_sum_squares(const float *x, int64_t count) {
-    double sum[16] = {0}, total = 0.0;
-    int64_t i = 0;
-    for (; i + 16 <= count; i += 16)
-        for (int k = 0; k < 16; k++) sum[k] += (double)x[i + k] * x[i + k];
-    for (; i < count; i++) total += (double)x[i] * x[i];
-    for (int k = 0; k < 16; k++) total += sum[k];
+#define BLOCK_SUM(name, expression)                     \
+    static double name(const float *x, int64_t count) { \
+        double sum[16] = {0}, total = 0.0;              \
+        int64_t i = 0;                                  \
+        for (; i + 16 <= count; i += 16)                \
+            for (int k = 0; k < 16; k++) {              \
+                const double v = x[i + k];              \
+                sum[k] += expression;                   \
+            }                                           \
+        for (; i < count; i++) {                        \
+            const double v = x[i];                      \
+            total += expression;                        \
+        }                                               \
+        for (int k = 0; k < 16; k++) total += sum[k];   \
+        return total;                                   \
+    }
+BLOCK_SUM(block_sum_squares, v *v)
+BLOCK_SUM(block_sum_magnitudes, fabs(v))
+
+static double sum_blocks(struct tensor x, double (*block_sum)(const float *x, int64_t count)) {
+    enum { BLOCK = 1 << 14 };
+    const int64_t count = tensor_count(x), blocks = blocks_of(count, BLOCK);
+    const float *data = tensor_f32(x);
+    double *partial = (double *)cpu_scratch(2 * blocks), total = 0.0;
+#pragma omp parallel for schedule(static) if (count > PARALLEL_MINIMUM)
+    for (int64_t block = 0; block < blocks; block++)
+        partial[block] = block_sum(data + block * BLOCK, min_i64(BLOCK, count - block * BLOCK));
+    for (int64_t block = 0; block < blocks; block++) total += partial[block];
     return total;
 }
 
 void cpu_sum_squares(struct stream *s, double *result, struct tensor x) {
     (void)s;
-    enum { BLOCK = 1 << 14 };
-    const int64_t count = tensor_count(x), blocks = blocks_of(count, BLOCK);
-    const float *data = tensor_f32(x);
-    double *partial = (double *)cpu_scratch(2 * blocks);
-#pragma omp parallel for schedule(static) if (count > PARALLEL_MINIMUM)
-    for (int64_t block = 0; block < blocks; block++)
-        partial[block] = block_sum_squares(data + block * BLOCK, min_i64(BLOCK, count - block * BLOCK));
-    *result = 0.0;
-    for (int64_t block = 0; block < blocks; block++) *result += partial[block];
+    *result = sum_blocks(x, block_sum_squares);
+}
+
+void cpu_sum_magnitudes(struct stream *s, double *result, struct tensor x) {
+    (void)s;
+    *result = sum_blocks(x, block_sum_magnitudes);
 }

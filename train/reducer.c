@@ -1,0 +1,150 @@
+#include "train/reducer.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int64_t MIB_ELEMENTS = (1 << 20) / 4;
+static const double default_bucket_mib = 4.0;
+enum { UNITS_PER_INTERVAL = 8 }; /* enough that what is sent in a step is spread over the backward pass */
+
+static bool has_interval(const struct options *o) {
+    return strcmp(o->compress, "covap") == 0 || strcmp(o->compress, "accumulate") == 0;
+}
+
+/* Whether dropped units wait for their gradients, instead of being updated with zero. */
+static bool catches_up(const struct options *o) {
+    return strcmp(o->compress, "accumulate") == 0 ||
+           (has_interval(o) && strcmp(o->covap_dropped, "catch-up") == 0);
+}
+
+static enum dtype find_wire(const char *name) {
+    int dtype = 0;
+    while (strcmp(dtype_table[dtype].name, name) != 0) dtype++; /* a choice option: it is there */
+    return (enum dtype)dtype;
+}
+
+/* N, or 0 for auto. */
+static int parse_interval(const struct options *o, int64_t *interval, struct error *e) {
+    char *end;
+    *interval = strtoll(o->interval, &end, 10);
+    if (strcmp(o->interval, "auto") == 0) return *interval = 0, 0;
+    if (end != o->interval && !*end && *interval >= 1 && *interval <= 1000) return 0;
+    return error_set(e, "--interval: found '%s', expected auto or a whole number from 1 to 1000",
+                     o->interval);
+}
+
+static struct bucket_plan plan_for(const struct reducer *r, int64_t total, int64_t interval) {
+    const struct options *o = r->options;
+    int64_t bucket =
+        (int64_t)fmax(1.0, (o->bucket_mib > 0 ? o->bucket_mib : default_bucket_mib) * (double)MIB_ELEMENTS);
+    int64_t first = bucket < MIB_ELEMENTS ? bucket : MIB_ELEMENTS;
+    if (strcmp(o->compress, "covap") == 0 && interval > 1 && o->bucket_mib == 0) {
+        const int64_t units = UNITS_PER_INTERVAL * interval;
+        bucket = first = r->tuner.bucket_elements ? r->tuner.bucket_elements : (total + units - 1) / units;
+    }
+    return (struct bucket_plan){
+        .bucket_elements = bucket,
+        .first_elements = first,
+        .overlap = o->overlap,
+        .matrix = r->matrix,
+        .matrices = r->engine ? r->engine->plan.matrices : 0,
+        .compress = {.method = o->compress,
+                     .interval = interval,
+                     .ef_initial = o->ef_initial,
+                     .ef_increment = o->ef_increment,
+                     .ef_period = o->ef_period,
+                     .density = o->density,
+                     .rank = o->rank,
+                     .start_step = o->compress_start,
+                     .levels = o->levels,
+                     .momentum = o->momentum,
+                     .wire = find_wire(o->wire),
+                     .seed = (uint64_t)o->seed},
+    };
+}
+
+static void list_matrices(struct reducer *r, const struct gpt *g) {
+    r->matrix = memory_alloc(sizeof *r->matrix * (size_t)g->table.params);
+    for (int i = 0; i < g->table.params; i++) {
+        const struct param *p = &g->table.param[i];
+        r->matrix[i] = (struct flat_matrix){p->offset, p->ndim == 2 ? p->dim[0] : 1,
+                                            p->count / (p->ndim == 2 ? p->dim[0] : 1)};
+    }
+}
+
+static void make_ranges(struct reducer *r) {
+    free(r->range);
+    r->range = memory_alloc_zeroed(sizeof *r->range * (size_t)r->engine->buckets);
+}
+
+int reducer_create(struct reducer *r, const struct options *o, struct comm *comm, const struct gpt *g,
+                   struct error *e) {
+    *r = (struct reducer){.options = o};
+    int64_t interval = 1;
+    if (has_interval(o) && parse_interval(o, &interval, e)) return -1;
+    r->tuner = tuner_create(interval == 0, interval ? interval : 1, o->retune);
+    list_matrices(r, g);
+    struct bucket_plan plan = plan_for(r, g->table.elements, tuner_interval(&r->tuner, 0));
+    plan.matrices = g->table.params;
+    if (bucket_engine_create(&r->engine, comm, g->device, g->gradient, &plan, e)) return -1;
+    make_ranges(r);
+    return 0;
+}
+
+void reducer_free(struct reducer *r) {
+    bucket_engine_free(r->engine);
+    free(r->matrix);
+    free(r->range);
+    *r = (struct reducer){0};
+}
+
+double reducer_gradient_norm(struct reducer *r, const struct gpt *g) {
+    struct bucket_engine *engine = r->engine;
+    if (!has_interval(r->options)) return optimizer_gradient_norm(g);
+    double sum = 0;
+    for (int i = 0; i < engine->buckets; i++) {
+        struct bucket *b = &engine->bucket[i];
+        const double n = (double)b->view.gradients;
+        if (n > 0) {
+            g->device->sum_squares(g->stream, &b->norm_squared, b->view.gradient);
+            b->norm_squared /= n * n;
+        }
+        sum += b->norm_squared;
+    }
+    return sqrt(sum);
+}
+
+void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *g, double lr, double norm) {
+    const struct bucket_engine *engine = r->engine;
+    r->updates++;
+    if (!catches_up(r->options)) {
+        optimizer_update(optimizer, g, lr, norm, NULL, 0, r->updates);
+        return;
+    }
+    for (int i = 0; i < engine->buckets; i++) {
+        const struct bucket_view *v = &engine->bucket[i].view;
+        r->range[i] = (struct optimizer_range){v->offset, v->count, v->gradients};
+    }
+    optimizer_update(optimizer, g, lr, norm, r->range, engine->buckets, r->updates);
+}
+
+void reducer_tune(struct reducer *r, int64_t step, double backward_ms) {
+    struct tuner *t = &r->tuner;
+    const bool was_measuring = t->measuring;
+    if (!tuner_observe(t, r->engine, step, backward_ms)) return;
+    const struct bucket_plan plan =
+        plan_for(r, tensor_count(r->engine->gradient), tuner_interval(t, step + 1));
+    bucket_engine_replan(r->engine, &plan);
+    make_ranges(r);
+    if (was_measuring && r->engine->comm->rank == 0)
+        log_line("step %lld: reductions take %.1f ms without waiting, the backward pass %.1f ms (medians of "
+                 "%d steps): "
+                 "interval %lld, %d units of about %.2f MiB",
+                 (long long)step + 1, t->comm_ms, t->backward_ms, TUNER_SAMPLES, (long long)t->interval,
+                 r->engine->units, (double)plan.bucket_elements / (double)MIB_ELEMENTS);
+}
+
+double reducer_interval(const struct reducer *r, int64_t step) {
+    return has_interval(r->options) ? (double)tuner_interval(&r->tuner, step) : NAN;
+}
