@@ -21,13 +21,10 @@ struct dropout {
 struct adamw_step {
     float lr, beta1, beta2, eps, decay, grad_scale;
     int64_t step; /* of the (last) update, from 1 */
-    int repeats;  /* updates with this gradient, one after the other; 0 means 1 */
 };
-enum { ADAMW_REPEATS_MAX = 1000 };
 
 struct sgd_step {
     float lr, momentum, decay, grad_scale;
-    int repeats; /* as above */
 };
 
 struct device {

@@ -93,39 +93,8 @@ static void test_sum_squares_range(void **state) {
     assert_true(isinf(got));
 }
 
-/* Several updates at once are those updates one after the other, to the bit. */
-static void test_repeats_are_updates_in_sequence(void **state) {
-    (void)state;
-    enum { COUNT = 5003, REPEATS = 5 };
-    float *values[2][4];
-    for (int way = 0; way < 2; way++) {
-        for (int k = 0; k < 4; k++) {
-            values[way][k] = memory_alloc(sizeof(float) * COUNT);
-            for (int i = 0; i < COUNT; i++)
-                values[way][k][i] = (k == 3 ? 1e-4f : 1e-2f) * (float)((i * 7 + k) % 13 + (k == 3));
-        }
-        struct tensor t[4];
-        for (int k = 0; k < 4; k++) t[k] = tensor_of(values[way][k], DTYPE_F32, COUNT);
-        struct adamw_step adamw = {1e-2f, 0.9f, 0.99f, 1e-8f, 0.1f, 0.5f, 10, REPEATS};
-        struct sgd_step sgd = {1e-2f, 0.9f, 0.1f, 0.5f, REPEATS};
-        const int calls = way ? REPEATS : 1;
-        if (way) adamw.repeats = sgd.repeats = 1;
-        for (int r = 0; r < calls; r++) {
-            if (way) adamw.step = 10 - REPEATS + 1 + r;
-            dev->adamw(NULL, t[0], t[1], t[2], t[3], adamw);
-        }
-        for (int r = 0; r < calls; r++) dev->sgd(NULL, t[0], t[1], t[2], sgd);
-    }
-    for (int k = 0; k < 4; k++) {
-        assert_memory_equal(values[0][k], values[1][k], sizeof(float) * COUNT);
-        free(values[0][k]);
-        free(values[1][k]);
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_repeats_are_updates_in_sequence),
         cmocka_unit_test_teardown(test_adamw, release_all),
         cmocka_unit_test_teardown(test_sgd, release_all),
         cmocka_unit_test_teardown(test_axpy, release_all),

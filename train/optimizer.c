@@ -8,7 +8,6 @@ struct run {
     int64_t offset, count;
     float lr, decay, grad_scale;
     int64_t updates;
-    int repeats;
 };
 
 struct optimizer_rule {
@@ -28,18 +27,14 @@ static void update_adamw(const struct optimizer *o, struct gpt *g, const struct 
                                     .eps = o->options.eps,
                                     .decay = run->decay,
                                     .grad_scale = run->grad_scale,
-                                    .step = run->updates,
-                                    .repeats = run->repeats};
+                                    .step = run->updates};
     g->device->adamw(g->stream, part(g->weight, run), part(g->gradient, run), part(o->moment[0], run),
                      part(o->moment[1], run), step);
 }
 
 static void update_sgd(const struct optimizer *o, struct gpt *g, const struct run *run) {
-    const struct sgd_step step = {.lr = run->lr,
-                                  .momentum = o->options.momentum,
-                                  .decay = run->decay,
-                                  .grad_scale = run->grad_scale,
-                                  .repeats = run->repeats};
+    const struct sgd_step step = {
+        .lr = run->lr, .momentum = o->options.momentum, .decay = run->decay, .grad_scale = run->grad_scale};
     g->device->sgd(g->stream, part(g->weight, run), part(g->gradient, run), part(o->moment[0], run), step);
 }
 
@@ -90,11 +85,10 @@ void optimizer_update(struct optimizer *o, struct gpt *g, double lr, double norm
             const int64_t end = minimum(p->offset + p->count, range[k].offset + range[k].count);
             const struct run run = {first,
                                     end - first,
-                                    (float)lr,
+                                    (float)(lr * (double)range[k].gradients),
                                     p->decay ? o->options.weight_decay : 0.0f,
                                     scale / (float)range[k].gradients,
-                                    updates,
-                                    (int)range[k].gradients};
+                                    updates};
             if (range[k].gradients > 0) o->rule->update(o, g, &run);
         }
     }

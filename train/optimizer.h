@@ -28,13 +28,13 @@ double optimizer_gradient_norm(const struct gpt *gpt);
 /* A part of the flat range and what its gradient is. */
 struct optimizer_range {
     int64_t offset, count;
-    int64_t
-        gradients; /* its gradient is the sum of so many steps' gradients; 0: leave weights and moments untouched */
+    int64_t gradients; /* so many steps' gradients are in the sum; 0: leave weights and moments untouched */
 };
 
 /* Updates with learning rate lr. The gradient is scaled by min(1, clip / norm) on the way. range[ranges] covers the flat
- * range in order: a part that comes with the gradients of n steps makes the n updates it has missed at once, each with their
- * mean. NULL: all of it, once. updates: the number of the newest update, from 1. */
+ * range in order: a part that comes with the gradients of n steps makes one update with their mean and n times the learning
+ * rate (the linear scaling rule, Goyal et al. 2017). NULL: all of it, once. updates: which update of
+ * each weight this is, from 1. */
 void optimizer_update(struct optimizer *optimizer, struct gpt *gpt, double lr, double norm,
                       const struct optimizer_range *range, int ranges, int64_t updates);
 

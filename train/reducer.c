@@ -115,6 +115,13 @@ double reducer_gradient_norm(struct reducer *r, const struct gpt *g) {
     return sqrt(sum);
 }
 
+/* How often each weight has been updated by now, where that is once in an interval (covap: and in the dense first step). */
+static int64_t updates_seen(const struct reducer *r) {
+    const int64_t interval = r->engine->plan.compress.interval;
+    const int64_t first = strcmp(r->options->compress, "covap") == 0 ? 1 : 0;
+    return first + (r->updates - first + interval - 1) / interval;
+}
+
 void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *g, double lr, double norm) {
     const struct bucket_engine *engine = r->engine;
     r->updates++;
@@ -126,7 +133,7 @@ void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *
         const struct bucket_view *v = &engine->bucket[i].view;
         r->range[i] = (struct optimizer_range){v->offset, v->count, v->gradients};
     }
-    optimizer_update(optimizer, g, lr, norm, r->range, engine->buckets, r->updates);
+    optimizer_update(optimizer, g, lr, norm, r->range, engine->buckets, updates_seen(r));
 }
 
 void reducer_tune(struct reducer *r, int64_t step, double backward_ms) {

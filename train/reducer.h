@@ -27,7 +27,7 @@ void reducer_free(struct reducer *reducer);
 double reducer_gradient_norm(struct reducer *reducer, const struct gpt *gpt);
 
 /* After the step was accepted: updates the weights. Where dropped units wait (--covap-dropped catch-up, accumulate), they are
- * not touched, and one that comes with the gradients of n steps makes the n updates it has missed (optimizer_update). */
+ * not touched, and one that comes with the gradients of n steps takes the step of n (optimizer_update). */
 void reducer_update(struct reducer *reducer, struct optimizer *optimizer, struct gpt *gpt, double lr,
                     double norm);
 

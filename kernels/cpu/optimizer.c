@@ -6,41 +6,26 @@
 
 enum { BLOCK = 4096 };
 
-static int repeats_of(int repeats) {
-    CHECK(repeats >= 0 && repeats <= ADAMW_REPEATS_MAX, "%d updates at once; at most %d", repeats,
-          ADAMW_REPEATS_MAX);
-    return repeats ? repeats : 1;
-}
-
-/* 1 / (1 - beta^step) for each of the updates. */
-static void corrections(float *correction, float beta, int64_t last, int repeats) {
-    for (int r = 0; r < repeats; r++)
-        correction[r] = (float)(1.0 / (1.0 - pow(beta, (double)(last - repeats + 1 + r))));
-}
-
 void cpu_adamw(struct stream *s, struct tensor p, struct tensor g, struct tensor m, struct tensor v,
                struct adamw_step step) {
     (void)s;
     const int64_t count = tensor_count(p);
-    const int repeats = repeats_of(step.repeats);
     float *restrict param = tensor_f32(p), *restrict first = cpu_matrix(m, count, 1);
     float *restrict second = cpu_matrix(v, count, 1);
     const float *restrict gradient = cpu_matrix(g, count, 1);
-    float correction1[ADAMW_REPEATS_MAX], correction2[ADAMW_REPEATS_MAX];
-    corrections(correction1, step.beta1, step.step, repeats);
-    corrections(correction2, step.beta2, step.step, repeats);
+    const float correction1 = (float)(1.0 / (1.0 - pow(step.beta1, (double)step.step)));
+    const float correction2 = (float)(1.0 / (1.0 - pow(step.beta2, (double)step.step)));
 #pragma omp parallel for schedule(static) if (count > PARALLEL_MINIMUM)
     for (int64_t block = 0; block < count; block += BLOCK)
-        for (int r = 0; r < repeats; r++) /* a block stays in the cache for all its updates */
-            for (int64_t i = block; i < min_i64(count, block + BLOCK); i++) {
-                const float d = step.grad_scale * gradient[i];
-                const float mean = step.beta1 * first[i] + (1.0f - step.beta1) * d;
-                const float square = step.beta2 * second[i] + (1.0f - step.beta2) * d * d;
-                const float update = mean * correction1[r] / (sqrtf(square * correction2[r]) + step.eps);
-                param[i] -= step.lr * (update + step.decay * param[i]);
-                first[i] = mean;
-                second[i] = square;
-            }
+        for (int64_t i = block; i < min_i64(count, block + BLOCK); i++) {
+            const float d = step.grad_scale * gradient[i];
+            const float mean = step.beta1 * first[i] + (1.0f - step.beta1) * d;
+            const float square = step.beta2 * second[i] + (1.0f - step.beta2) * d * d;
+            const float update = mean * correction1 / (sqrtf(square * correction2) + step.eps);
+            param[i] -= step.lr * (update + step.decay * param[i]);
+            first[i] = mean;
+            second[i] = square;
+        }
 }
 
 void cpu_sgd(struct stream *s, struct tensor p, struct tensor g, struct tensor m, struct sgd_step step) {
@@ -48,15 +33,13 @@ void cpu_sgd(struct stream *s, struct tensor p, struct tensor g, struct tensor m
     const int64_t count = tensor_count(p);
     float *restrict param = tensor_f32(p), *restrict momentum = cpu_matrix(m, count, 1);
     const float *restrict gradient = cpu_matrix(g, count, 1);
-    const int repeats = repeats_of(step.repeats);
 #pragma omp parallel for schedule(static) if (count > PARALLEL_MINIMUM)
     for (int64_t block = 0; block < count; block += BLOCK)
-        for (int r = 0; r < repeats; r++)
-            for (int64_t i = block; i < min_i64(count, block + BLOCK); i++) {
-                const float d = step.grad_scale * gradient[i] + step.decay * param[i];
-                momentum[i] = step.momentum * momentum[i] + d;
-                param[i] -= step.lr * momentum[i];
-            }
+        for (int64_t i = block; i < min_i64(count, block + BLOCK); i++) {
+            const float d = step.grad_scale * gradient[i] + step.decay * param[i];
+            momentum[i] = step.momentum * momentum[i] + d;
+            param[i] -= step.lr * momentum[i];
+        }
 }
 
 void cpu_axpy(struct stream *s, struct tensor y, float a, struct tensor x) {
