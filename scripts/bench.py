@@ -2,7 +2,7 @@
 """Measures what docs/benchmarks.md reports: each figure beside its ceiling or its peer, taken in the same run.
 
     make bench                                   everything that this machine allows
-    scripts/bench.py [--only NAME ...] [--out FILE]    NAME: model-a tiny gpt2 ranks link accuracy
+    scripts/bench.py [--only NAME ...] [--out FILE]    NAME: model-a tiny gpt2 ranks link covap accuracy
                      [--text FILE]               text for the accuracy figure (default: get_data.sh shakespeare)
 
 Ceilings are measured before and after each figure and the mean of both is taken, since other work on the machine makes
@@ -163,6 +163,37 @@ def bench_link():
         report("  that thread", f"{slower[1]} % slower", f"{slower[2]} % more CPU time", "", "<= 8 %" if ours else "")
 
 
+def on_hosts(hosts, rate, steps, *more):
+    """Model A, 4 sequences a rank, on virtual hosts; the step records of rank 0 after the first two steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = " ".join(str(word) for word in [*train_options("model-a", steps), "--threads", 1, *more])
+        run([ROOT / "scripts/virtual_cluster.sh", "--hosts", hosts, "--rate", f"{rate}mbit", "--", "bash", "-c",
+             f"cd {ROOT} && exec {BUILD}/tandem train {options} --run-dir {folder}/$OMPI_COMM_WORLD_RANK"])
+        return steps_of(f"{folder}/0")
+
+
+def bench_covap():
+    """COVAP on a slow link, against the same step without any communication and against dense overlapped reductions."""
+    if os.geteuid() != 0:
+        print("link figures need root (network namespaces): left out", file=sys.stderr)
+        return
+    for hosts, rate in ((2, 232), (2, 116), (4, 174)):
+        batch = ["--batch-size", 4 * hosts]
+        alone = median(on_hosts(hosts, rate, 8, "--batch-size", 4, "--comm", "self"), "step_ms")
+        dense = on_hosts(hosts, rate, 8, *batch)
+        covap = on_hosts(hosts, rate, 34, *batch, "--compress", "covap", "--retune", 0)
+        interval = int(covap[-1]["interval"])
+        tuned = covap[-(len(covap) - 12) // interval * interval:] if interval > 1 else covap[12:]
+        name = f"{hosts} hosts, {rate} Mbit/s"
+        ratio = median(dense, "comm_ms") / median(dense, "backward_ms")
+        report(f"{name}: no communication", f"{alone:.0f} ms", "", "", "")
+        report(f"{name}: dense, overlapped", f"{median(dense, 'step_ms'):.0f} ms, exposed {median(dense, 'comm_exposed_ms'):.0f} ms",
+               f"communication / backward {ratio:.1f}", f"{median(dense, 'step_ms') / alone:.2f} x no communication", "")
+        mean = statistics.mean(r["step_ms"] for r in tuned)
+        report(f"{name}: COVAP auto, I = {interval}", f"{mean:.0f} ms (mean), exposed {statistics.mean(r['comm_exposed_ms'] for r in tuned):.0f} ms",
+               f"compression {statistics.mean(r['compress_ms'] for r in tuned):.1f} ms", f"{mean / alone:.3f} x no communication", "<= 1.05 x")
+
+
 def bench_accuracy(text):
     """nanoGPT's published CPU setting on tinyshakespeare; three seeds."""
     text = text or run(["scripts/get_data.sh", "shakespeare"]).split()[-1]
@@ -187,7 +218,7 @@ def bench_accuracy(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=["model-a", "tiny", "gpt2", "ranks", "link", "accuracy"])
+    parser.add_argument("--only", nargs="+", default=["model-a", "tiny", "gpt2", "ranks", "link", "covap", "accuracy"])
     parser.add_argument("--out")
     parser.add_argument("--text")
     a = parser.parse_args()
@@ -213,6 +244,8 @@ def main():
             bench_ranks()
         elif name == "link":
             bench_link()
+        elif name == "covap":
+            bench_covap()
         elif name == "accuracy":
             bench_accuracy(a.text)
     if a.out:

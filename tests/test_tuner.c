@@ -30,13 +30,14 @@ static void test_small_changes_do_not_move_it(void **state) {
 
 /* Feeds an engine with made-up bucket times: what two ranks of a slow link would have measured. */
 static void observe(struct tuner *t, struct bucket_engine *engine, int64_t step, double seconds_each,
-                    double backward_ms, bool *decided) {
+                    double window_ms, bool *decided) {
     double at = 1000.0;
     for (int i = 0; i < engine->buckets; i++) {
+        engine->bucket[i].ready = 1000.0 + 1e-3 * window_ms * i / (engine->buckets - 1);
         engine->bucket[i].start = at;
         engine->bucket[i].end = at += seconds_each;
     }
-    *decided = tuner_observe(t, engine, step, backward_ms);
+    *decided = tuner_observe(t, engine, step);
 }
 
 static void test_measures_decides_and_measures_again(void **state) {
@@ -72,7 +73,7 @@ static void test_a_fixed_interval_stays(void **state) {
     struct tuner t = tuner_create(false, 5, 10);
     for (int64_t step = 0; step < 30; step++) {
         assert_int_equal(tuner_interval(&t, step), 5);
-        assert_false(tuner_observe(&t, NULL, step, 1.0));
+        assert_false(tuner_observe(&t, NULL, step));
     }
 }
 

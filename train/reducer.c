@@ -136,19 +136,20 @@ void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *
     optimizer_update(optimizer, g, lr, norm, r->range, engine->buckets, updates_seen(r));
 }
 
-void reducer_tune(struct reducer *r, int64_t step, double backward_ms) {
+void reducer_tune(struct reducer *r, int64_t step) {
     struct tuner *t = &r->tuner;
     const bool was_measuring = t->measuring;
-    if (!tuner_observe(t, r->engine, step, backward_ms)) return;
+    if (!tuner_observe(t, r->engine, step)) return;
     const struct bucket_plan plan =
         plan_for(r, tensor_count(r->engine->gradient), tuner_interval(t, step + 1));
     bucket_engine_replan(r->engine, &plan);
     make_ranges(r);
     if (was_measuring && r->engine->comm->rank == 0)
-        log_line("step %lld: reductions take %.1f ms without waiting, the backward pass %.1f ms (medians of "
+        log_line("step %lld: reductions take %.1f ms without waiting, the backward pass can hide %.1f ms "
+                 "(medians of "
                  "%d steps): "
                  "interval %lld, %d units of about %.2f MiB",
-                 (long long)step + 1, t->comm_ms, t->backward_ms, TUNER_SAMPLES, (long long)t->interval,
+                 (long long)step + 1, t->comm_ms, t->window_ms, TUNER_SAMPLES, (long long)t->interval,
                  r->engine->units, (double)plan.bucket_elements / (double)MIB_ELEMENTS);
 }
 

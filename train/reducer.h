@@ -32,7 +32,7 @@ void reducer_update(struct reducer *reducer, struct optimizer *optimizer, struct
                     double norm);
 
 /* Lets the tuner look at the finished step; cuts anew when it has decided. Collective. */
-void reducer_tune(struct reducer *reducer, int64_t step, double backward_ms);
+void reducer_tune(struct reducer *reducer, int64_t step);
 
 /* The interval in force at a step; NaN for methods without one. */
 double reducer_interval(const struct reducer *reducer, int64_t step);

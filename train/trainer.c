@@ -239,7 +239,7 @@ struct step_outcome trainer_step(struct trainer *t, int64_t step, bool stop) {
     if (!outcome.diverged) reducer_update(&t->reducer, &t->optimizer, &t->gpt, r->lr, r->grad_norm);
     r->optimizer_ms = milliseconds_since(&mark);
     finish_record(t, r);
-    reducer_tune(&t->reducer, step, r->backward_ms);
+    reducer_tune(&t->reducer, step);
     return outcome;
 }
 

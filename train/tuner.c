@@ -7,7 +7,7 @@
 enum { INTERVAL_MAX = 64, UNITS_MAX = 256, BUCKET_MIN = 1 << 15 };
 static const double hysteresis = 0.1;
 static const double unit_share =
-    0.02; /* of the backward pass: what may show when the unit that is ready last is sent */
+    0.02; /* of the window: what may show when the unit that is ready last is sent */
 
 struct tuner tuner_create(bool active, int64_t interval, int64_t retune) {
     return (struct tuner){.active = active, .interval = interval, .retune = retune, .next = TUNER_WARMUP};
@@ -17,8 +17,8 @@ int64_t tuner_interval(const struct tuner *t, int64_t step) {
     return t->active && (step < TUNER_WARMUP || t->measuring || step >= t->next) ? 1 : t->interval;
 }
 
-int64_t tuner_decide(double comm_ms, double backward_ms, int64_t in_force) {
-    const double ratio = backward_ms > 0 ? comm_ms / backward_ms : 0;
+int64_t tuner_decide(double comm_ms, double window_ms, int64_t in_force) {
+    const double ratio = window_ms > 0 ? comm_ms / window_ms : 0;
     const int64_t wanted = (int64_t)fmin(fmax(1.0, ceil(ratio)), INTERVAL_MAX);
     if (in_force < 1) return wanted;
     const bool above = ratio > (double)in_force * (1 + hysteresis);
@@ -41,6 +41,13 @@ static double true_communication_ms(struct bucket_engine *engine) {
     return 1e3 * sum;
 }
 
+/* The computation beside which messages can travel; the least over ranks. */
+static double hiding_window_ms(struct bucket_engine *engine) {
+    double window = engine->bucket[engine->buckets - 1].ready - engine->bucket[0].ready;
+    comm_reduce(engine->comm, &window, 1, REDUCE_MIN);
+    return 1e3 * window;
+}
+
 static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -53,9 +60,9 @@ static double median(const double *values) {
     return sorted[TUNER_SAMPLES / 2];
 }
 
-/* Equal buckets, a multiple of the interval of them, each taking about unit_share of the backward pass. */
+/* Equal buckets, a multiple of the interval of them, each taking about unit_share of the window. */
 static int64_t decide_bucket(const struct tuner *t, int64_t total) {
-    const double wanted = (double)total * unit_share * t->backward_ms / fmax(t->comm_ms, 1e-6);
+    const double wanted = (double)total * unit_share * t->window_ms / fmax(t->comm_ms, 1e-6);
     const int64_t least = total / UNITS_MAX > BUCKET_MIN ? total / UNITS_MAX : BUCKET_MIN;
     const int64_t unit = wanted > (double)least ? (int64_t)fmin(wanted, (double)total) : least;
     const int64_t rounds = (total + unit * t->interval - 1) / (unit * t->interval);
@@ -64,9 +71,9 @@ static int64_t decide_bucket(const struct tuner *t, int64_t total) {
 
 static bool decide(struct tuner *t, struct bucket_engine *engine, int64_t step) {
     t->comm_ms = median(t->comm);
-    t->backward_ms = median(t->backward);
+    t->window_ms = median(t->window);
     const int64_t before = t->next == TUNER_WARMUP ? 0 : t->interval;
-    t->interval = tuner_decide(t->comm_ms, t->backward_ms, before);
+    t->interval = tuner_decide(t->comm_ms, t->window_ms, before);
     t->bucket_elements = t->interval > 1 ? decide_bucket(t, tensor_count(engine->gradient)) : 0;
     t->measuring = false;
     t->samples = 0;
@@ -74,11 +81,11 @@ static bool decide(struct tuner *t, struct bucket_engine *engine, int64_t step) 
     return true;
 }
 
-bool tuner_observe(struct tuner *t, struct bucket_engine *engine, int64_t step, double backward_ms) {
+bool tuner_observe(struct tuner *t, struct bucket_engine *engine, int64_t step) {
     if (!t->active || step + 1 < t->next) return false;
     /* This step was still one of the old plan, or the first of the measurement: the next one is dense. */
     if (!t->measuring) return t->measuring = true;
     t->comm[t->samples] = true_communication_ms(engine);
-    t->backward[t->samples++] = backward_ms;
+    t->window[t->samples++] = hiding_window_ms(engine);
     return t->samples == TUNER_SAMPLES && decide(t, engine, step);
 }

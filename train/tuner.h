@@ -1,4 +1,5 @@
-/* --interval auto: measures what dense reductions and the backward pass take, and decides COVAP's interval and the size of
+/* --interval auto: measures what dense reductions take, and the window of the backward pass in which they can hide (from the
+ * moment the first bucket is ready to the moment the last one is), and decides COVAP's interval and the size of
  * its buckets. No clocks are compared: the true time of a collective is the least that any rank measured for it, since the
  * others' times hold waiting. All ranks come to the same decision at the same step, as they decide from the same numbers. */
 #ifndef TANDEM_TUNER_H
@@ -10,15 +11,14 @@ enum { TUNER_WARMUP = 3, TUNER_SAMPLES = 7 };
 
 struct tuner {
     bool active;
-    int64_t retune; /* steps between measurements; 0: one only */
-    int64_t next;   /* step at which the next measurement begins */
-    int samples;    /* taken in the measurement under way */
-    bool measuring; /* reductions are dense meanwhile */
-    double comm[TUNER_SAMPLES],
-        backward[TUNER_SAMPLES]; /* ms, true communication and slowest backward pass */
-    int64_t interval;            /* in force outside of measurements */
-    int64_t bucket_elements;     /* that go with it; 0: any */
-    double comm_ms, backward_ms; /* medians of the last decision */
+    int64_t retune;                                    /* steps between measurements; 0: one only */
+    int64_t next;                                      /* step at which the next measurement begins */
+    int samples;                                       /* taken in the measurement under way */
+    bool measuring;                                    /* reductions are dense meanwhile */
+    double comm[TUNER_SAMPLES], window[TUNER_SAMPLES]; /* ms, true communication and the window */
+    int64_t interval;                                  /* in force outside of measurements */
+    int64_t bucket_elements;                           /* that go with it; 0: any */
+    double comm_ms, window_ms;                         /* medians of the last decision */
 };
 
 /* interval: where to start; inactive tuners never change it. */
@@ -28,10 +28,10 @@ struct tuner tuner_create(bool active, int64_t interval, int64_t retune);
 int64_t tuner_interval(const struct tuner *tuner, int64_t step);
 
 /* Looks at a finished step. True when it has come to a new decision (interval or bucket size changes now). Collective. */
-bool tuner_observe(struct tuner *tuner, struct bucket_engine *engine, int64_t step, double backward_ms);
+bool tuner_observe(struct tuner *tuner, struct bucket_engine *engine, int64_t step);
 
-/* ceil(communication / computation), at least 1; with a decision in force, a step up or down only where the ratio has left
+/* ceil(communication / window), at least 1; with a decision in force, a step up or down only where the ratio has left
  * its interval by a tenth (hysteresis). Exposed for tests. */
-int64_t tuner_decide(double comm_ms, double backward_ms, int64_t in_force);
+int64_t tuner_decide(double comm_ms, double window_ms, int64_t in_force);
 
 #endif
