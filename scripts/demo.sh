@@ -4,7 +4,7 @@
 #   DEMO_RUN_DIR=DIR    where the run goes
 set -euo pipefail
 cd "$(dirname "$0")/.."
-steps=${DEMO_STEPS:-1500}
+steps=${DEMO_STEPS:-1000}
 run_dir=${DEMO_RUN_DIR:-runs/demo}
 
 echo "== A real text: the six novels of Jane Austen"
@@ -15,7 +15,7 @@ shards=data/shards/austen
 echo
 echo "== Training on two ranks (stop early with Ctrl-C; follow $run_dir/metrics.jsonl from another terminal)"
 scripts/mpirun.sh -np 2 build/tandem train --data "$shards" --run-dir "$run_dir" --steps "$steps" \
-    --batch-size 32 --lr 2e-3 --warmup 50 --eval-every 500 --log-every 50
+    --batch-size 32 --lr 2e-3 --warmup 50 --eval-every 250 --log-every 50
 
 echo
 echo "== A few lines from the trained model, after the prompt \"It is a truth\""

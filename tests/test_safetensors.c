@@ -149,7 +149,7 @@ static void test_headers_that_make_no_sense_are_refused(void **state) {
         "{\"dtype\":\"F32\",\"shape\":[1,1,1,1,2],\"data_offsets\":[0,8]}",
         "{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,4]}",
         "{\"dtype\":\"F32\",\"data_offsets\":[0,4]}",
-        "{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[0,4]}",
+        "{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[0,4]}",
         "{\"dtype\":7,\"shape\":[2],\"data_offsets\":[0,8]}",
         "{\"shape\":[2],\"data_offsets\":[0,8]}",
         "7",

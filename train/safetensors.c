@@ -92,7 +92,7 @@ int safetensors_find(const struct safetensors *f, const char *name, struct tenso
     const char *dtype_text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "dtype"));
     int dtype = find_dtype(dtype_text);
     if (dtype < 0)
-        return error_set(e, "'%s': tensor '%s' has dtype %s; expected F32", f->path, name,
+        return error_set(e, "'%s': tensor '%s' has dtype %s; expected F32, BF16 or F16", f->path, name,
                          dtype_text ? dtype_text : "(none)");
     int dims = cJSON_GetArraySize(shape);
     int64_t dim[4] = {1}, count;
