@@ -12,7 +12,8 @@ struct run {
 
 struct optimizer_rule {
     const char *name;
-    int moments; /* flat tensors it keeps */
+    int moments;               /* flat tensors it keeps */
+    bool indifferent_to_scale; /* n times the gradient makes the same step, not n times the step */
     void (*update)(const struct optimizer *o, struct gpt *g, const struct run *run);
 };
 
@@ -38,7 +39,8 @@ static void update_sgd(const struct optimizer *o, struct gpt *g, const struct ru
     g->device->sgd(g->stream, part(g->weight, run), part(g->gradient, run), part(o->moment[0], run), step);
 }
 
-static const struct optimizer_rule rules[] = {{"adamw", 2, update_adamw}, {"sgd", 1, update_sgd}};
+static const struct optimizer_rule rules[] = {{"adamw", 2, true, update_adamw},
+                                              {"sgd", 1, false, update_sgd}};
 
 void optimizer_create(struct optimizer *o, const struct optimizer_options *options, const struct gpt *g) {
     *o = (struct optimizer){.options = *options, .memory.device = g->device};
@@ -83,12 +85,13 @@ void optimizer_update(struct optimizer *o, struct gpt *g, double lr, double norm
         for (int k = r; k < ranges && range[k].offset < p->offset + p->count; k++) {
             const int64_t first = maximum(p->offset, range[k].offset);
             const int64_t end = minimum(p->offset + p->count, range[k].offset + range[k].count);
-            const struct run run = {first,
-                                    end - first,
-                                    (float)(lr * (double)range[k].gradients),
-                                    p->decay ? o->options.weight_decay : 0.0f,
-                                    scale / (float)range[k].gradients,
-                                    updates};
+            const struct run run = {
+                first,
+                end - first,
+                (float)(lr * (o->rule->indifferent_to_scale ? (double)range[k].gradients : 1.0)),
+                p->decay ? o->options.weight_decay : 0.0f,
+                scale,
+                updates};
             if (range[k].gradients > 0) o->rule->update(o, g, &run);
         }
     }
