@@ -1,11 +1,12 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/half.h"
 
-/* One loop for each pair of dtypes; strips keep threads busy and each loop simple enough to vectorise. */
+/* One loop for each pair of dtypes; strips keep threads busy and each loop simple enough to vectorise. Not `restrict`: fp32
+ * may be scaled in place. */
 #define CAST(name, to_type, from_type, expression)                                                   \
     static void name(void *out, const void *in, int64_t count, float scale) {                        \
-        to_type *restrict y = out;                                                                   \
-        const from_type *restrict x = in;                                                            \
+        to_type *y = out;                                                                            \
+        const from_type *x = in;                                                                     \
         _Pragma("omp parallel for simd schedule(static)") for (int64_t i = 0; i < count; i++) y[i] = \
             expression;                                                                              \
     }
