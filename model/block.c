@@ -29,7 +29,8 @@ struct block_activations *block_activations(const struct gpt *g, const struct gp
 }
 
 struct tensor block_weight(const struct gpt *g, enum param_kind kind, int layer) {
-    return param_view(param_find(&g->table, kind, layer), g->weight);
+    const struct param *p = param_find(&g->table, kind, layer);
+    return param_view(p, p->product ? g->rounded : g->weight);
 }
 
 static struct tensor block_gradient(const struct gpt *g, enum param_kind kind, int layer) {
@@ -103,13 +104,13 @@ static void linear_backward(struct gpt *g, const struct gpt_batch *b, struct ten
                       true, 0.0f);
 }
 
-/* The gradient of a branch: that of the residual stream, through the branch's dropout where there is one. A split model
- * keeps it in `own`, as the residual stream's goes on. */
+/* The gradient of a branch: that of the residual stream, through the branch's dropout where there is one, rounded as the
+ * branch was. A split model keeps it in `own`, as the residual stream's goes on. */
 static struct tensor branch_gradient(struct gpt *g, const struct gpt_batch *b, enum dropout_place place,
                                      int l, struct tensor own) {
     const struct dropout drop = block_dropout(g, b, place, l);
     const struct tensor dx = block_set(g, b)->dx;
-    if (drop.rate == 0.0f && !g->split) return dx;
+    if (drop.rate == 0.0f && dx.dtype == own.dtype && !g->split) return dx;
     g->device->dropout_apply(g->stream, first_rows(own, b), first_rows(dx, b), drop);
     return own;
 }

@@ -14,6 +14,7 @@ struct dropout block_dropout(const struct gpt *gpt, const struct gpt_batch *batc
 struct gpt_activations *block_set(const struct gpt *gpt, const struct gpt_batch *batch);
 struct block_activations *block_activations(const struct gpt *gpt, const struct gpt_batch *batch, int layer);
 
+/* A parameter as the block's operations take it: rounded to gpt_config.precision where it is part of a product. */
 struct tensor block_weight(const struct gpt *gpt, enum param_kind kind, int layer);
 
 /* From the block's ln1 (the caller's) up to the MLP's branch in gpt->delta, which the caller adds to its mid. */

@@ -24,16 +24,16 @@ static int64_t chunk_rows_for(int64_t rows, int64_t vocab) {
 static void layout_block(struct arena *a, struct block_activations *k, const struct gpt_config *c,
                          int64_t N) {
     const int64_t C = c->channels;
-    k->ln1 = arena_take(a, DTYPE_F32, N, C);
+    k->ln1 = arena_take(a, c->precision, N, C);
     k->stats1 = arena_take(a, DTYPE_F32, N, 2);
-    k->qkv = arena_take(a, DTYPE_F32, N, 3 * C);
+    k->qkv = arena_take(a, c->precision, N, 3 * C);
     k->lse = arena_take(a, DTYPE_F32, N, c->heads);
-    k->att = arena_take(a, DTYPE_F32, N, C);
+    k->att = arena_take(a, c->precision, N, C);
     k->mid = arena_take(a, DTYPE_F32, N, C);
-    k->ln2 = arena_take(a, DTYPE_F32, N, C);
+    k->ln2 = arena_take(a, c->precision, N, C);
     k->stats2 = arena_take(a, DTYPE_F32, N, 2);
-    k->pre = arena_take(a, DTYPE_F32, N, 4 * C);
-    k->act = arena_take(a, DTYPE_F32, N, 4 * C);
+    k->pre = arena_take(a, c->precision, N, 4 * C);
+    k->act = arena_take(a, c->precision, N, 4 * C);
 }
 
 /* Where its backward pass leaves the gradients: in a split model each block has its own, partly in memory that the backward
@@ -41,10 +41,11 @@ static void layout_block(struct arena *a, struct block_activations *k, const str
 static void layout_gradients(struct gpt *g, struct block_activations *k) {
     struct arena *a = &g->activation_memory;
     const int64_t N = g->max_rows, C = g->config.channels;
-    k->d_mlp = g->split ? arena_take(a, DTYPE_F32, N, C) : g->dy;
-    k->d_pre = g->split ? arena_take(a, DTYPE_F32, N, 4 * C) : g->dwide;
-    k->d_att = g->split ? k->mid : g->dy;
-    k->d_qkv = tensor_of(g->split ? k->pre.data : g->dwide.data, DTYPE_F32, N, 3 * C);
+    const enum dtype precision = g->config.precision;
+    k->d_mlp = g->split ? arena_take(a, precision, N, C) : g->dy;
+    k->d_pre = g->split ? arena_take(a, precision, N, 4 * C) : g->dwide;
+    k->d_att = tensor_of(g->split ? k->mid.data : g->dy.data, precision, N, C);
+    k->d_qkv = tensor_of(g->split ? k->pre.data : g->dwide.data, precision, N, 3 * C);
 }
 
 /* With recompute or for inference, one block's memory serves all: that of `shared`. */
@@ -68,19 +69,20 @@ static void layout_chunk(struct gpt *g, const struct gpt_chunk *chunk, struct gp
     kept->x_out = training ? arena_take(a, DTYPE_F32, N, C) : kept->block[0].x;
     if (training) kept->dx = arena_take(a, DTYPE_F32, N, C);
     if (!chunk->head) return;
-    kept->ln_f = arena_take(a, DTYPE_F32, N, C);
+    kept->ln_f = arena_take(a, c->precision, N, C);
     kept->stats_f = arena_take(a, DTYPE_F32, N, 2);
 }
 
 static void layout_activations(struct gpt *g, bool training) {
     struct arena *a = &g->activation_memory;
     const int64_t N = g->max_rows, C = g->config.channels;
+    const enum dtype precision = g->config.precision;
     struct block_activations *shared = NULL;
     bool head = false;
-    g->delta = arena_take(a, DTYPE_F32, N, C);
+    g->delta = arena_take(a, precision, N, C);
     if (training) {
-        g->dy = arena_take(a, DTYPE_F32, N, C);
-        g->dwide = arena_take(a, DTYPE_F32, N, 4 * C);
+        g->dy = arena_take(a, precision, N, C);
+        g->dwide = arena_take(a, precision, N, 4 * C);
     }
     for (int i = 0; i < g->chunks; i++) {
         head = head || g->chunk[i].head;
@@ -92,7 +94,8 @@ static void layout_activations(struct gpt *g, bool training) {
     g->targets = arena_take(a, DTYPE_I32, N);
     g->loss = arena_take(a, DTYPE_F32, N);
     g->correct = arena_take(a, DTYPE_F32, N);
-    g->logits = arena_take(a, DTYPE_F32, g->chunk_rows, g->config.vocab);
+    g->logits = arena_take(a, precision, g->chunk_rows, g->config.vocab);
+    g->one_row = arena_take(a, DTYPE_F32, 1, g->config.vocab);
 }
 
 static void copy_stage(struct gpt *g, const struct gpt_stage *stage) {
@@ -124,7 +127,9 @@ static void create(struct gpt *g, const struct gpt_config *config, const struct 
     g->chunk_rows = chunk_rows_for(g->max_rows, config->vocab);
     g->parameter_memory.device = g->gradient_memory.device = g->activation_memory.device = device;
     for (int pass = 0; pass < 2; pass++) {
-        g->weight = arena_take(&g->parameter_memory, DTYPE_F32, g->table.elements);
+        g->rounded = g->weight = arena_take(&g->parameter_memory, DTYPE_F32, g->table.elements);
+        if (config->precision != DTYPE_F32)
+            g->rounded = arena_take(&g->parameter_memory, config->precision, g->table.elements);
         if (training) g->gradient = arena_take(&g->gradient_memory, DTYPE_F32, g->table.elements);
         layout_activations(g, training);
         if (pass) break;
@@ -170,6 +175,11 @@ void gpt_initialise(struct gpt *g, uint64_t seed) {
         g->device->copy_in(g->stream, param_view(p, g->weight), values);
         free(values);
     }
+    gpt_round_weights(g);
+}
+
+void gpt_round_weights(struct gpt *g) {
+    if (g->rounded.data != g->weight.data) g->device->cast(g->stream, g->rounded, g->weight, 1.0f);
 }
 
 int64_t gpt_memory_bytes(const struct gpt *g) {
@@ -186,6 +196,11 @@ static struct tensor gradient_of(const struct gpt *g, enum param_kind kind) {
 
 static enum param_kind head_kind(const struct gpt *g) {
     return g->config.tied ? PARAM_WTE : PARAM_HEAD;
+}
+
+/* A tied token embedding is looked up in fp32 and multiplied rounded. */
+static struct tensor head_weight(const struct gpt *g) {
+    return param_view(param_find(&g->table, head_kind(g), -1), g->rounded);
 }
 
 /* (B,T) or (B,T,C) views of the first rows of a buffer. */
@@ -304,7 +319,7 @@ static struct gpt_loss loss_sums(struct gpt *g, int64_t rows) {
 static struct gpt_loss run_head(struct gpt *g, const struct gpt_batch *b, float scale, bool accumulate) {
     const struct device *d = g->device;
     const int64_t rows = b->sequences * b->positions;
-    const struct tensor w = weight_of(g, head_kind(g)), ln_f = block_set(g, b)->ln_f;
+    const struct tensor w = head_weight(g), ln_f = block_set(g, b)->ln_f;
     check_rows(g, b);
     d->copy_in(g->stream, tensor_slice(g->targets, 0, rows), b->targets);
     for (int64_t first = 0; first < rows; first += g->chunk_rows) {
@@ -392,10 +407,9 @@ void gpt_backward_weights(struct gpt *g, const struct gpt_batch *b, const struct
 }
 
 void gpt_logits(struct gpt *g, int64_t row, float *logits) {
-    struct tensor out = tensor_slice(g->logits, 0, 1);
-    g->device->matmul(g->stream, out, tensor_slice(g->kept[0][0].ln_f, row, 1), false,
-                      weight_of(g, head_kind(g)), true, 0.0f);
-    g->device->copy_out(g->stream, logits, out);
+    g->device->matmul(g->stream, g->one_row, tensor_slice(g->kept[0][0].ln_f, row, 1), false, head_weight(g),
+                      true, 0.0f);
+    g->device->copy_out(g->stream, logits, g->one_row);
 }
 
 double gpt_flops_per_token(const struct gpt_config *c, int64_t positions) {

@@ -30,6 +30,7 @@ struct layout {
     int stages, chunks; /* of a stage */
     bool tied, recompute, split;
     float dropout;
+    enum dtype precision;
 };
 
 static struct gpt_config config_of(const struct layout *l) {
@@ -40,7 +41,8 @@ static struct gpt_config config_of(const struct layout *l) {
                                .vocab = VOCAB,
                                .tied = l->tied,
                                .recompute = l->recompute,
-                               .dropout = l->dropout};
+                               .dropout = l->dropout,
+                               .precision = l->precision};
 }
 
 /* Micro-batches that leave the last rows of the buffers unused, but for the first one. */
@@ -208,17 +210,18 @@ static void check_layout(const struct layout *l) {
     free(cut);
 }
 
-/* All cuts there are, with and without dropout, for a tied and an untied head. */
+/* All cuts there are, with and without dropout, for a tied and an untied head, in fp32 and bf16. */
 static void check_all(bool recompute, bool split) {
     for (int stages = 1; stages <= STAGES_MAX; stages++)
         for (int chunks = 1; stages * chunks <= LAYERS + 2; chunks++)
-            for (int variant = 0; variant < 4; variant++)
+            for (int variant = 0; variant < 8; variant++)
                 check_layout(&(struct layout){.stages = stages,
                                               .chunks = chunks,
                                               .tied = variant & 1,
                                               .recompute = recompute,
                                               .split = split,
-                                              .dropout = variant & 2 ? 0.2f : 0.0f});
+                                              .dropout = variant & 2 ? 0.2f : 0.0f,
+                                              .precision = variant & 4 ? DTYPE_BF16 : DTYPE_F32});
 }
 
 static void test_stages_compute_what_the_whole_model_does(void **state) {
