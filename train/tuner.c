@@ -69,11 +69,13 @@ static int64_t decide_bucket(const struct tuner *t, int64_t total) {
     return (total + rounds * t->interval - 1) / (rounds * t->interval);
 }
 
-static bool decide(struct tuner *t, struct bucket_engine *engine, int64_t step) {
+static bool decide(struct tuner *t, struct bucket_engine *engine, struct comm *world, int64_t step) {
     t->comm_ms = median(t->comm);
     t->window_ms = median(t->window);
     const int64_t before = t->next == TUNER_WARMUP ? 0 : t->interval;
-    t->interval = tuner_decide(t->comm_ms, t->window_ms, before);
+    double wanted = (double)tuner_decide(t->comm_ms, t->window_ms, before);
+    comm_reduce(world, &wanted, 1, REDUCE_MAX);
+    t->interval = (int64_t)wanted;
     t->bucket_elements = t->interval > 1 ? decide_bucket(t, tensor_count(engine->gradient)) : 0;
     t->measuring = false;
     t->samples = 0;
@@ -81,11 +83,11 @@ static bool decide(struct tuner *t, struct bucket_engine *engine, int64_t step) 
     return true;
 }
 
-bool tuner_observe(struct tuner *t, struct bucket_engine *engine, int64_t step) {
+bool tuner_observe(struct tuner *t, struct bucket_engine *engine, struct comm *world, int64_t step) {
     if (!t->active || step + 1 < t->next) return false;
     /* This step was still one of the old plan, or the first of the measurement: the next one is dense. */
     if (!t->measuring) return t->measuring = true;
     t->comm[t->samples] = true_communication_ms(engine);
     t->window[t->samples++] = hiding_window_ms(engine);
-    return t->samples == TUNER_SAMPLES && decide(t, engine, step);
+    return t->samples == TUNER_SAMPLES && decide(t, engine, world, step);
 }

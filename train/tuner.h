@@ -27,8 +27,9 @@ struct tuner tuner_create(bool active, int64_t interval, int64_t retune);
 /* The interval for the next step: 1 while measuring. */
 int64_t tuner_interval(const struct tuner *tuner, int64_t step);
 
-/* Looks at a finished step. True when it has come to a new decision (interval or bucket size changes now). Collective. */
-bool tuner_observe(struct tuner *tuner, struct bucket_engine *engine, int64_t step);
+/* Looks at a finished step. True when it has come to a new decision (interval or bucket size changes now). Stages of a pipeline
+ * measure each for itself, at the same steps; the largest interval that any wants is taken by all. Collective over world. */
+bool tuner_observe(struct tuner *tuner, struct bucket_engine *engine, struct comm *world, int64_t step);
 
 /* ceil(communication / window), at least 1; with a decision in force, a step up or down only where the ratio has left
  * its interval by a tenth (hysteresis). Exposed for tests. */
