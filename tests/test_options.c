@@ -119,7 +119,7 @@ static void check_spelling(const char *name, const struct spelling *s) {
     struct error e;
     char word[128];
     snprintf(word, sizeof word, "--%s=%s", name, s->initial);
-    for (int command = TRAIN; command <= COMPARE; command *= 2)
+    for (int command = TRAIN; command <= PLAN; command *= 2)
         if (s->commands & command && !parse_words(command, &e, word)) fail_msg("%s: %s", word, e.text);
 }
 
