@@ -34,9 +34,6 @@ static const struct schedule_kind *find_kind(const char *name) {
 }
 
 static int check_sizes(const struct schedule *s, const struct schedule_kind *kind, struct error *e) {
-    if (!kind)
-        return error_set(e, "schedule '%.64s' is not known; expected gpipe, 1f1b, interleaved or zb-h1",
-                         s->name);
     if (s->stages < 1 || s->chunks < 1 || s->micro_batches < 1)
         return error_set(e,
                          "found %d stages of %d chunks and %d micro-batches; expected at least one of each",
@@ -160,8 +157,11 @@ static int lower(struct schedule *s, const struct schedule *compute) {
 int schedule_create(struct schedule *s, const char *name, int stages, int chunks, int micro_batches,
                     struct error *e) {
     const struct schedule_kind *kind = find_kind(name);
+    if (!kind)
+        return error_set(e, "schedule '%.64s' is not known; expected gpipe, 1f1b, interleaved or zb-h1",
+                         name);
     *s = (struct schedule){
-        .name = kind ? kind->name : name, .stages = stages, .chunks = chunks, .micro_batches = micro_batches};
+        .name = kind->name, .stages = stages, .chunks = chunks, .micro_batches = micro_batches};
     if (check_sizes(s, kind, e)) return -1;
     struct schedule compute = *s;
     allocate_lists(&compute);

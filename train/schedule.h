@@ -9,7 +9,7 @@
  *
  * What the executor of a list must keep:
  *   - compute actions run in list order;
- *   - a send is begun at its place in the list, or later if the sends before it to that peer were too, and may not block;
+ *   - a send is begun at its place and does not block; its buffer stays as it is until the message has left;
  *   - a receive is begun at its place or ahead of it, in list order among the receives from the same peer, and is waited for
  *     before the compute action that needs it: the one with its chunk and micro-batch.
  * Then nothing deadlocks: there is one order of all actions of all stages in which every action comes after what it waits for
