@@ -9,7 +9,7 @@
  *
  * What the executor of a list must keep:
  *   - compute actions run in list order;
- *   - a send is begun at its place in the list, or later if the sends before it to that peer were too, and may not block;
+ *   - a send is begun at its place and does not block; its buffer stays as it is until the message has left;
  *   - a receive is begun at its place or ahead of it, in list order among the receives from the same peer, and is waited for
  *     before the compute action that needs it: the one with its chunk and micro-batch.
  * Then nothing deadlocks: there is one order of all actions of all stages in which every action comes after what it waits for
@@ -54,6 +54,9 @@ int schedule_create(struct schedule *s, const char *name, int stages, int chunks
                     struct error *e);
 void schedule_free(struct schedule *s);
 
+/* The kind in words, for messages: "send forward". */
+const char *schedule_action_name(enum action_kind kind);
+
 /* The stage at the other end of a message (a send or a receive) of `stage`. */
 int schedule_peer(const struct schedule *s, int stage, const struct action *a);
 
@@ -81,8 +84,8 @@ struct simulation {
     double **start, **end; /* of each action, as list */
 };
 
-/* Runs the lists in order. -1 with a message that names the action at which no stage can go on. Free with simulation_free
- * unless -1. The lists need not have been checked. */
+/* Runs the lists in order, from time 0. -1 with a message that names the actions at which no stage can go on. Free with
+ * simulation_free unless -1. Every action must be one that its stage can have: in range, no message beyond the model's ends. */
 int schedule_simulate(const struct schedule *s, const struct schedule_costs *costs, enum message_mode mode,
                       struct simulation *result, struct error *e);
 void simulation_free(struct simulation *result);
