@@ -86,7 +86,8 @@ static void layout_activations(struct gpt *g, bool training) {
     }
     for (int i = 0; i < g->chunks; i++) {
         head = head || g->chunk[i].head;
-        if (!g->chunk[i].embedding) g->incoming[i] = arena_take(a, DTYPE_F32, N, C);
+        for (int input = 0; input < g->inputs[i]; input++)
+            g->incoming[i][input] = arena_take(a, DTYPE_F32, N, C);
         for (int set = 0; set < g->sets[i]; set++)
             layout_chunk(g, &g->chunk[i], &g->kept[i][set], training, &shared);
     }
@@ -103,11 +104,14 @@ static void copy_stage(struct gpt *g, const struct gpt_stage *stage) {
     g->chunks = stage->chunks;
     g->chunk = memory_alloc(sizeof *g->chunk * (size_t)g->chunks);
     g->sets = memory_alloc(sizeof *g->sets * (size_t)g->chunks);
-    g->incoming = memory_alloc_zeroed(sizeof *g->incoming * (size_t)g->chunks);
+    g->inputs = memory_alloc(sizeof *g->inputs * (size_t)g->chunks);
+    g->incoming = memory_alloc(sizeof *g->incoming * (size_t)g->chunks);
     g->kept = memory_alloc(sizeof *g->kept * (size_t)g->chunks);
     for (int i = 0; i < g->chunks; i++) {
         g->chunk[i] = stage->chunk[i];
         g->sets[i] = stage->sets[i];
+        g->inputs[i] = stage->inputs[i];
+        g->incoming[i] = memory_alloc_zeroed(sizeof *g->incoming[i] * (size_t)g->inputs[i]);
         g->kept[i] = memory_alloc_zeroed(sizeof *g->kept[i] * (size_t)g->sets[i]);
         for (int set = 0; set < g->sets[i]; set++)
             g->kept[i][set].block =
@@ -142,7 +146,8 @@ static void create(struct gpt *g, const struct gpt_config *config, const struct 
 void gpt_create(struct gpt *g, const struct gpt_config *config, const struct device *device,
                 int64_t max_sequences, bool training) {
     const struct gpt_chunk whole = {true, 0, config->layers, true};
-    const struct gpt_stage stage = {.chunk = &whole, .sets = (const int[]){1}, .chunks = 1};
+    const struct gpt_stage stage = {
+        .chunk = &whole, .sets = (const int[]){1}, .inputs = (const int[]){0}, .chunks = 1};
     create(g, config, device, max_sequences, &stage, training);
 }
 
@@ -159,9 +164,11 @@ void gpt_free(struct gpt *g) {
     for (int i = 0; i < g->chunks; i++) {
         for (int set = 0; set < g->sets[i]; set++) free(g->kept[i][set].block);
         free(g->kept[i]);
+        free(g->incoming[i]);
     }
     free(g->kept);
     free(g->incoming);
+    free(g->inputs);
     free(g->sets);
     free(g->chunk);
     *g = (struct gpt){0};
@@ -230,7 +237,7 @@ static struct tensor *stream_in(const struct gpt *g, const struct gpt_batch *b) 
 }
 
 struct tensor gpt_input(const struct gpt *g, const struct gpt_batch *b) {
-    return batch_rows_of(g->incoming[b->chunk], b);
+    return batch_rows_of(g->incoming[b->chunk][b->input], b);
 }
 
 struct tensor gpt_output(const struct gpt *g, const struct gpt_batch *b) {
@@ -244,7 +251,7 @@ struct tensor gpt_boundary_gradient(const struct gpt *g, const struct gpt_batch 
 /* The chunk's input: computed from the tokens, or what has arrived, which trades places with what the set held before. */
 static void begin_stream(struct gpt *g, const struct gpt_batch *b) {
     struct gpt_activations *kept = block_set(g, b);
-    struct tensor *x = stream_in(g, b), *incoming = &g->incoming[b->chunk];
+    struct tensor *x = stream_in(g, b), *incoming;
     if (g->chunk[b->chunk].embedding) {
         g->device->copy_in(g->stream, batch_rows_of(kept->tokens, b), b->tokens);
         g->device->embedding_forward(g->stream, view_sequences(*x, b), view_tokens(kept->tokens, b),
@@ -252,6 +259,7 @@ static void begin_stream(struct gpt *g, const struct gpt_batch *b) {
                                      block_dropout(g, b, DROPOUT_EMBEDDING, 0));
         return;
     }
+    incoming = &g->incoming[b->chunk][b->input];
     const struct tensor free_now = *x;
     *x = *incoming;
     *incoming = free_now;
@@ -412,12 +420,17 @@ void gpt_logits(struct gpt *g, int64_t row, float *logits) {
     g->device->copy_out(g->stream, logits, g->one_row);
 }
 
+int64_t gpt_parameters(const struct gpt_config *c) {
+    struct param_table table;
+    param_table_create(&table, c, NULL, 0);
+    const int64_t parameters = table.parameters;
+    param_table_free(&table);
+    return parameters;
+}
+
 double gpt_flops_per_token(const struct gpt_config *c, int64_t positions) {
     struct gpt_config tied = *c;
     tied.tied = true; /* the embedding look-up multiplies nothing: only one V x C matrix counts */
-    struct param_table table;
-    param_table_create(&table, &tied, NULL, 0);
-    const double matrices = (double)(table.parameters - (int64_t)c->context * c->channels);
-    param_table_free(&table);
+    const double matrices = (double)(gpt_parameters(&tied) - (int64_t)c->context * c->channels);
     return 6.0 * matrices + 12.0 * c->layers * (double)c->channels * (double)positions;
 }

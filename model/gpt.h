@@ -48,7 +48,8 @@ struct gpt {
     struct gpt_chunk *chunk;       /* [chunks] */
     struct gpt_activations **kept; /* kept[chunk][set] */
     int *sets;                     /* [chunks] */
-    struct tensor *incoming;       /* [chunks] (N,C); absent for a chunk with the embedding */
+    struct tensor **incoming;      /* incoming[chunk][input] (N,C) */
+    int *inputs;                   /* [chunks]; 0 for a chunk with the embedding */
     const struct block_activations
         *whole; /* recompute: the block whose activations are not overwritten yet */
 
@@ -64,9 +65,9 @@ struct gpt {
 struct gpt_stage {
     const struct gpt_chunk *chunk; /* [chunks], in the order of the model */
     const int *sets;               /* [chunks] micro-batches whose activations are kept at once */
+    const int *inputs; /* [chunks] inputs that may have arrived or be on their way; 0 with the embedding */
     int chunks;
-    bool
-        split; /* gpt_backward leaves the weights of the blocks to gpt_backward_weights; not with recompute */
+    bool split; /* gpt_backward leaves the blocks' matrices to gpt_backward_weights; not with recompute */
 };
 
 /* One micro-batch. Dropout draws from (seed, step, place, global index), so ranks may share a batch as they like. */
@@ -76,7 +77,8 @@ struct gpt_batch {
     bool training; /* dropout acts */
     uint64_t seed;
     int64_t step, first_sequence; /* index of its first sequence in the global batch */
-    int chunk, set; /* what computes it, and where its activations are kept; 0 in a whole model */
+    /* What computes it, where its activations are kept, and where the chunk's input is; 0 in a whole model. */
+    int chunk, set, input;
 };
 
 /* How gpt_backward treats gradients, and whom it tells. */
@@ -135,6 +137,9 @@ void gpt_backward_weights(struct gpt *gpt, const struct gpt_batch *batch,
 
 /* After gpt_forward: logits[vocab] (host) of one row of the micro-batch. */
 void gpt_logits(struct gpt *gpt, int64_t row, float *logits);
+
+/* Parameters of the whole model. */
+int64_t gpt_parameters(const struct gpt_config *config);
 
 /* FLOPs of one training step per token by the usual count: 6 x matrix parameters + 12 x layers x channels x positions. */
 double gpt_flops_per_token(const struct gpt_config *config, int64_t positions);

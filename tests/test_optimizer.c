@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "kernels/philox.h"
+#include "tests/gradient_norm.h"
 #include "train/optimizer.h"
 
 static const struct gpt_config config = {.layers = 2, .heads = 3, .channels = 9, .context = 5, .vocab = 11};
@@ -41,7 +42,7 @@ static void oracle_update(struct oracle *o, const struct optimizer_options *r, c
     double squares = 0;
     for (int64_t i = 0; i < o->elements; i++) squares += (double)gradient[i] * (double)gradient[i];
     const double norm = sqrt(squares), scale = r->clip > 0 && norm > r->clip ? r->clip / norm : 1.0;
-    const double found = optimizer_gradient_norm(g);
+    const double found = gradient_norm(g);
     if (fabs(found / norm - 1) > 1e-12) fail_msg("norm %.17g, expected %.17g", found, norm);
     for (int k = 0; k < g->table.params; k++) {
         const struct param *p = &g->table.param[k];
@@ -81,7 +82,7 @@ static void check_rule(const struct optimizer_options *rule) {
         const double lr = 0.01 / step;
         draw_gradient(&g, step);
         oracle_update(&o, rule, &g, lr, step);
-        optimizer_update(&optimizer, &g, lr, optimizer_gradient_norm(&g), NULL, 0, step);
+        optimizer_update(&optimizer, &g, lr, gradient_norm(&g), NULL, 0, step);
         for (int64_t i = 0; i < o.elements; i++)
             if (!(fabs((double)weight[i] - o.p[i]) <= 2e-6 * (fabs(o.p[i]) + 0.1)))
                 fail_msg("%s, step %d: weight %d is %.9g, expected %.9g", rule->rule, step, (int)i,

@@ -72,9 +72,13 @@ static void open_pipeline(struct pipeline *p, const struct layout *l) {
     assert_int_equal(partition_model(&config, l->stages * l->chunks, all, &e), 0);
     for (int s = 0; s < l->stages; s++) {
         struct gpt_chunk own[CHUNKS_MAX];
-        int sets[CHUNKS_MAX];
-        for (int c = 0; c < l->chunks; c++) own[c] = all[c * l->stages + s], sets[c] = MICRO_BATCHES;
-        const struct gpt_stage stage = {own, sets, l->chunks, l->split};
+        int sets[CHUNKS_MAX], inputs[CHUNKS_MAX];
+        for (int c = 0; c < l->chunks; c++) {
+            own[c] = all[c * l->stages + s];
+            sets[c] = MICRO_BATCHES;
+            inputs[c] = own[c].embedding ? 0 : 1;
+        }
+        const struct gpt_stage stage = {own, sets, inputs, l->chunks, l->split};
         struct gpt *g = &p->stage[s];
         gpt_create_stage(g, &config, &device_cpu, SEQUENCES, &stage);
         gpt_initialise(g, 11);

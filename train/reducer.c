@@ -178,19 +178,26 @@ void reducer_commit(struct reducer *r, bool accepted) {
     if (r->shared) bucket_engine_commit(r->shared, accepted);
 }
 
+/* Adds over the stages. It is here that those which are done first wait for the others. */
+static void add_over_stages(const struct reducer *r, double *values, int count, double *bubble_ms) {
+    const double since = clock_seconds();
+    comm_reduce(r->mesh->pipe, values, count, REDUCE_SUM);
+    if (r->mesh->pp > 1) *bubble_ms += 1e3 * (clock_seconds() - since);
+}
+
 /* Dense: part by part, so that the sum's order is the same on any number of stages. */
-static double dense_norm(const struct reducer *r) {
+static double dense_norm(const struct reducer *r, double *bubble_ms) {
     const int parts = r->gpt->config.layers + OPTIMIZER_OTHER_PARTS;
     double *squares = memory_alloc(sizeof *squares * (size_t)parts), sum = 0;
     optimizer_gradient_squares(r->gpt, squares);
-    comm_reduce(r->mesh->pipe, squares, parts, REDUCE_SUM);
+    add_over_stages(r, squares, parts, bubble_ms);
     for (int i = 0; i < parts; i++) sum += squares[i];
     free(squares);
     return sqrt(sum);
 }
 
-double reducer_gradient_norm(struct reducer *r) {
-    if (!has_interval(r->options)) return dense_norm(r);
+double reducer_gradient_norm(struct reducer *r, double *bubble_ms) {
+    if (!has_interval(r->options)) return dense_norm(r, bubble_ms);
     double sum = 0;
     for (int i = 0; i < buckets_of(r); i++) {
         int64_t start;
@@ -202,7 +209,7 @@ double reducer_gradient_norm(struct reducer *r) {
         }
         if (start == 0 || r->mesh->stage == 0) sum += r->norm_squared[i]; /* a shared embedding counts once */
     }
-    comm_reduce(r->mesh->pipe, &sum, 1, REDUCE_SUM);
+    add_over_stages(r, &sum, 1, bubble_ms);
     return sqrt(sum);
 }
 

@@ -47,8 +47,8 @@ void reducer_commit(struct reducer *reducer, bool accepted);
 
 /* The global gradient norm, from what the step's reductions have brought, the same on all stages. Where a compressor leaves
  * units out, each unit counts with the norm of its newest mean gradient: the sum it was sent as, divided by the gradients in it.
- * Collective over the pipeline. */
-double reducer_gradient_norm(struct reducer *reducer);
+ * What it waits for other stages is added to *bubble_ms. Collective over the pipeline. */
+double reducer_gradient_norm(struct reducer *reducer, double *bubble_ms);
 
 /* After the step was accepted: updates the weights. Where dropped units wait (--covap-dropped catch-up, accumulate), they are
  * not touched, and one that comes with the gradients of n steps takes the step of n (optimizer_update). */
