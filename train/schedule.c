@@ -6,8 +6,8 @@
 
 #include "train/schedule/generate.h"
 
-/* The pipeline is filled and drained in waves: vm passes of a stage, and min(m, p) - 1 or, while m < p leaves the ring
- * partly empty, more in which it waits. */
+/* A stage makes v m passes each way, and waits for p - 1 more while the pipeline fills and drains. With m < p, each chunk starts
+ * when the one before it has run through all stages: v p + m - 1. */
 static double wave_makespan(const struct schedule *s, const struct schedule_costs *costs) {
     const int p = s->stages, v = s->chunks, m = s->micro_batches;
     const int passes = m < p ? v * p + m - 1 : v * m + p - 1;
@@ -53,12 +53,16 @@ static int check_sizes(const struct schedule *s, const struct schedule_kind *kin
     return 0;
 }
 
-/* Empty lists with room for all that a stage can do with a micro-batch of a chunk: three passes, two messages each way. */
+/* All that a stage can do with a micro-batch of a chunk: three passes, two messages each way. */
+static int capacity(const struct schedule *s) {
+    return 7 * s->chunks * s->micro_batches;
+}
+
 static void allocate_lists(struct schedule *s) {
     s->list = memory_alloc(sizeof *s->list * (size_t)s->stages);
     s->count = memory_alloc_zeroed(sizeof *s->count * (size_t)s->stages);
     for (int stage = 0; stage < s->stages; stage++)
-        s->list[stage] = memory_alloc(sizeof **s->list * 7 * (size_t)s->chunks * (size_t)s->micro_batches);
+        s->list[stage] = memory_alloc(sizeof **s->list * (size_t)capacity(s));
 }
 
 void schedule_free(struct schedule *s) {
@@ -68,6 +72,7 @@ void schedule_free(struct schedule *s) {
 }
 
 void schedule_emit(struct schedule *s, int stage, enum action_kind kind, int chunk, int micro_batch) {
+    CHECK(s->count[stage] < capacity(s), "schedule %s has too many actions in stage %d", s->name, stage);
     s->list[stage][s->count[stage]++] = (struct action){kind, chunk, micro_batch};
 }
 

@@ -46,22 +46,21 @@ static int check_counts(const struct schedule *s, int stage, const int (*seen)[A
     return 0;
 }
 
+/* The weight gradients of each chunk come in the order of the micro-batches. */
 static int check_weight_order(const struct schedule *s, int stage, struct error *e) {
-    for (int chunk = 0; chunk < s->chunks; chunk++) {
-        int expected = 0;
-        for (int i = 0; i < s->count[stage]; i++) {
-            const struct action *a = &s->list[stage][i];
-            if (a->chunk != chunk || (a->kind != ACTION_BACKWARD && a->kind != ACTION_BACKWARD_WEIGHT))
-                continue;
-            if (a->micro_batch != expected++)
-                return error_set(
-                    e,
-                    "stage %d, action %d: found the weight gradient of chunk %d, micro-batch %d, "
-                    "expected micro-batch %d: they are added in order",
-                    stage, i, chunk, a->micro_batch, expected - 1);
-        }
+    int *next = memory_alloc_zeroed(sizeof *next * (size_t)s->chunks), status = 0;
+    for (int i = 0; i < s->count[stage] && !status; i++) {
+        const struct action *a = &s->list[stage][i];
+        if (a->kind != ACTION_BACKWARD && a->kind != ACTION_BACKWARD_WEIGHT) continue;
+        if (a->micro_batch != next[a->chunk])
+            status = error_set(e,
+                               "stage %d, action %d: found the weight gradient of chunk %d, micro-batch %d, "
+                               "expected micro-batch %d: they are added in order",
+                               stage, i, a->chunk, a->micro_batch, next[a->chunk]);
+        next[a->chunk]++;
     }
-    return 0;
+    free(next);
+    return status;
 }
 
 static int check_stage(const struct schedule *s, int stage, struct error *e) {
