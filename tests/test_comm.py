@@ -1,4 +1,6 @@
 """What the C tests of comm/ cannot see from inside: how a job ends when a rank goes away; races that ThreadSanitizer finds."""
+import re
+import socket
 import time
 
 import pytest
@@ -13,19 +15,36 @@ def comm_stop():
 
 
 @pytest.mark.parametrize("operation,how,named", [
-    ("all-reduce", "stop", "all-reduce of 12000000 bytes: nothing heard for 1.5 s from rank 1:"),
-    ("all-reduce", "sleep", "all-reduce of 12000000 bytes: nothing heard for 1.5 s from rank 1:"),
-    ("all-reduce-mpi", "stop", "all-reduce by MPI of "),
-    ("broadcast", "stop", "broadcast of 12000000 bytes: nothing heard for 1.5 s from rank 1:"),
-    ("reduce", "stop", "reduce of 8 bytes: nothing heard for 1.5 s from rank 1:"),
-    ("barrier", "sleep", "barrier of 1 bytes: nothing heard for 1.5 s from rank 1:"),
-    ("close", "stop", "barrier of 1 bytes: nothing heard for 1.5 s from rank 1:"),
+    ("all-reduce", "stop", "all-reduce of 12000000 bytes: nothing heard for 1.5 s from rank 1 on {host}:"),
+    ("all-reduce", "sleep", "all-reduce of 12000000 bytes: nothing heard for 1.5 s from rank 1 on {host}:"),
+    ("all-reduce-mpi", "stop", "all-reduce of 12000000 bytes: nothing heard for 1.5 s from any of the other ranks:"),
+    ("broadcast", "stop", "broadcast of 12000000 bytes: nothing heard for 1.5 s from rank 1 on {host}:"),
+    ("reduce", "stop", "reduce of 8 bytes: nothing heard for 1.5 s from rank 1 on {host}:"),
+    ("barrier", "sleep", "barrier of 1 bytes: nothing heard for 1.5 s from rank 1 on {host}:"),
+    ("close", "stop", "barrier of 1 bytes: nothing heard for 1.5 s from rank 1 on {host}"),
+    ("send", "stop", "[rank 0 {host}] comm/mpi/messages.c:{line}: send of 12000000 bytes: nothing heard for 1.5 s from rank 1 on {host}:"),
+    ("receive", "stop", "receive of 12000000 bytes: nothing heard for 1.5 s from rank 1 on {host}:"),
+    ("receive", "sleep", "receive of 12000000 bytes: nothing heard for 1.5 s from rank 1 on {host}:"),
+    ("split", "stop", "split of 8 bytes: nothing heard for 1.5 s from rank 1 on {host}:"),
+    # rank 0 of the child is rank 1 of the world
+    ("child", "stop", "[rank 2 {host}] comm/mpi/messages.c:{line}: all-reduce of 12000000 bytes: nothing heard for 1.5 s from rank 1 on {host}:"),
+    # rank 2 waits for rank 0, which waits for rank 1: both say so
+    ("chain", "stop", "[rank 0 {host}] comm/mpi/messages.c:{line}: receive of 12000000 bytes: nothing heard for 1.5 s from rank 1 on {host}:"),
+    ("chain", "stop", "[rank 2 {host}] comm/mpi/messages.c:{line}: receive of 12000000 bytes: nothing heard for 1.5 s from rank 0 on {host}:"),
 ])
 def test_rank_that_goes_away_ends_the_job(comm_stop, operation, how, named):
     start = time.monotonic()
     done = run(mpirun(3, comm_stop, operation, "1", how), timeout=60, code=5)
-    assert named in done.stderr
+    named = re.escape(named.replace("{host}", socket.gethostname())).replace(re.escape("{line}"), "[0-9]+")
+    assert re.search(named, done.stderr), done.stderr
     assert time.monotonic() - start < 40, "the job outlives its timeout by far"
+
+
+@pytest.mark.parametrize("operation", ["all-reduce", "receive"])
+def test_rank_that_is_killed_ends_the_job(comm_stop, operation):
+    """mpirun sees this itself, names the rank and exits with 128 + 9."""
+    done = run(mpirun(3, comm_stop, operation, "1", "kill"), timeout=60, code=137)
+    assert "rank 1 " in done.stderr
 
 
 def test_program_without_mpi_says_what_to_install(tmp_path):

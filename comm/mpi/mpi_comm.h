@@ -13,7 +13,7 @@
 
 /* How long to sleep between two looks at the messages under way. */
 struct poll {
-    double interval;       /* seconds; doubles from one fruitless look to the next */
+    double interval;       /* seconds; grows from one look to the next */
     double rate;           /* bytes per second, in and out together, as last observed; 0: not yet */
     double counted_since;  /* the rate is taken anew from here, */
     int64_t counted_bytes; /* over these bytes */

@@ -8,9 +8,11 @@
 static const double interval_min = 20e-6;             /* seconds */
 static const double interval_max_beside = 6e-3;       /* while a caller computes on this core, */
 static const double interval_max_waited_for = 500e-6; /* and while it only waits for us */
-static const double rate_window = 10e-3;              /* seconds over which the rate is taken */
-static const double silence_min = 20e-3;              /* after which nothing moves: no rate is this low */
-static const double bytes_per_look = 3 << 17;         /* in and out; less than what the socket buffers hold */
+static const double growth_beside = 2;                /* of the interval, after each look; */
+static const double growth_waited_for = 1.25; /* a reply is found late by a quarter of its time, no more */
+static const double rate_window = 10e-3;      /* seconds over which the rate is taken */
+static const double silence_min = 20e-3;      /* after which nothing moves: no rate is this low */
+static const double bytes_per_look = 3 << 17; /* in and out; less than what the socket buffers hold */
 
 void poll_start(struct poll *poll) {
     poll->heard = poll->counted_since = clock_seconds();
@@ -40,8 +42,9 @@ void poll_progress(struct poll *poll, int64_t bytes) {
 void poll_sleep(struct mpi_thread *thread) {
     struct poll *poll = &thread->poll;
     const bool moving = clock_seconds() - poll->heard < silence_min;
-    double limit = queue_is_waited_for(&thread->queue) ? interval_max_waited_for : interval_max_beside;
+    const bool waited_for = queue_is_waited_for(&thread->queue);
+    double limit = waited_for ? interval_max_waited_for : interval_max_beside;
     if (moving && poll->rate > 0) limit = fmin(limit, fmax(bytes_per_look / poll->rate, interval_min));
     queue_sleep(&thread->queue, fmin(poll->interval, limit));
-    poll->interval = fmin(2 * poll->interval, limit);
+    poll->interval = fmin((waited_for ? growth_waited_for : growth_beside) * poll->interval, limit);
 }
