@@ -13,6 +13,7 @@ struct run {
 struct optimizer_rule {
     const char *name;
     int moments;               /* flat tensors it keeps */
+    const char *moment[2];     /* their names */
     bool indifferent_to_scale; /* n times the gradient makes the same step, not n times the step */
     void (*update)(const struct optimizer *o, struct gpt *g, const struct run *run);
 };
@@ -39,8 +40,8 @@ static void update_sgd(const struct optimizer *o, struct gpt *g, const struct ru
     g->device->sgd(g->stream, part(g->weight, run), part(g->gradient, run), part(o->moment[0], run), step);
 }
 
-static const struct optimizer_rule rules[] = {{"adamw", 2, true, update_adamw},
-                                              {"sgd", 1, false, update_sgd}};
+static const struct optimizer_rule rules[] = {{"adamw", 2, {"exp_avg", "exp_avg_sq"}, true, update_adamw},
+                                              {"sgd", 1, {"momentum_buffer"}, false, update_sgd}};
 
 void optimizer_create(struct optimizer *o, const struct optimizer_options *options, const struct gpt *g) {
     *o = (struct optimizer){.options = *options, .memory.device = g->device};
@@ -56,6 +57,10 @@ void optimizer_create(struct optimizer *o, const struct optimizer_options *optio
 
 void optimizer_free(struct optimizer *o) {
     arena_free(&o->memory);
+}
+
+const char *optimizer_moment_name(const struct optimizer *o, int i) {
+    return i < o->rule->moments ? o->rule->moment[i] : NULL;
 }
 
 static int part_of(const struct param *p, int layers) {

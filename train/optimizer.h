@@ -22,6 +22,9 @@ void optimizer_create(struct optimizer *optimizer, const struct optimizer_option
                       const struct gpt *gpt);
 void optimizer_free(struct optimizer *optimizer);
 
+/* The name of moment i as PyTorch has it, for checkpoints; NULL: there are no more. */
+const char *optimizer_moment_name(const struct optimizer *optimizer, int i);
+
 /* Sums of squares of the gradient, in double and in a fixed order, part by part: head and final norm, blocks from the last to
  * the first, position embedding, token embedding. 0 for parts that the gpt does not hold, and for the copy of a shared embedding
  * beside the head: added over the stages of a pipeline, the sums are those of the whole model, to the bit. */

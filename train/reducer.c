@@ -1,6 +1,7 @@
 #include "train/reducer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -241,13 +242,29 @@ static void replan(struct reducer *r, bool shared, int64_t step) {
     bucket_engine_replan(engine, &plan);
 }
 
+void reducer_visit(struct reducer *r, kept_take *take, void *context) {
+    struct compressor *c = r->engine->compressor;
+    take(context, &(struct kept){.name = "updates", .type = NUMBER_WHOLE, .number = &r->updates, .count = 1});
+    char name[48]; /* norms fit the buckets they were taken of only */
+    snprintf(name, sizeof name, "norm_squared_%lld", (long long)r->engine->plan.bucket_elements);
+    if (has_interval(r->options))
+        take(context,
+             &(struct kept){
+                 .name = name, .type = NUMBER_REAL, .number = r->norm_squared, .count = r->engine->buckets});
+    if (c->method->visit) c->method->visit(c, take, context);
+}
+
+void reducer_replan(struct reducer *r, int64_t step) {
+    replan(r, false, step);
+    if (r->shared) replan(r, true, step);
+    make_ranges(r);
+}
+
 void reducer_tune(struct reducer *r, int64_t step) {
     struct tuner *t = &r->tuner;
     const bool was_measuring = t->measuring;
     if (!tuner_observe(t, r->engine, r->mesh->world, step)) return;
-    replan(r, false, step + 1);
-    if (r->shared) replan(r, true, step + 1);
-    make_ranges(r);
+    reducer_replan(r, step + 1);
     if (was_measuring && r->mesh->world->rank == 0)
         log_line("step %lld: reductions take %.1f ms without waiting, the backward pass can hide %.1f ms "
                  "(medians of "

@@ -55,6 +55,12 @@ double reducer_gradient_norm(struct reducer *reducer, double *bubble_ms);
 void reducer_update(struct reducer *reducer, struct optimizer *optimizer, struct gpt *gpt, double lr,
                     double norm);
 
+/* Shows what must survive to a checkpoint, but for the tuner's state. */
+void reducer_visit(struct reducer *reducer, kept_take *take, void *context);
+
+/* Cuts anew for `step`, as the state of its tuner says: after that has been loaded, before reducer_visit loads the rest. */
+void reducer_replan(struct reducer *reducer, int64_t step);
+
 /* Lets the tuner look at the finished step; cuts anew when it has decided. Collective over world. */
 void reducer_tune(struct reducer *reducer, int64_t step);
 

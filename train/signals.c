@@ -6,7 +6,7 @@
 
 #include "kernels/base.h"
 
-static volatile sig_atomic_t received;
+static volatile sig_atomic_t received, save;
 
 static void on_signal(int number) {
     /* mpirun and the shell may both pass on one Ctrl-C: what comes at the same moment is the same wish. */
@@ -16,13 +16,26 @@ static void on_signal(int number) {
     received = number;
 }
 
+static void on_save(int number) {
+    (void)number;
+    save = 1;
+}
+
 void signals_install(void) {
     const int numbers[] = {SIGINT, SIGTERM, SIGUSR1};
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    received = 0;
+    received = save = 0;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaction(numbers[i], &action, NULL);
+    action.sa_handler = on_save;
+    sigaction(SIGUSR2, &action, NULL);
 }
 
-int signals_received(void) {
-    return received;
+bool signals_stop(void) {
+    return received != 0;
+}
+
+bool signals_take_save(void) {
+    const bool asked = save != 0;
+    if (asked) save = 0; /* one that comes in between is the same wish */
+    return asked;
 }
