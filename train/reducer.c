@@ -36,10 +36,8 @@ static struct bucket_plan plan_for(const struct reducer *r, bool shared, int64_t
         (int64_t)fmax(1.0, (o->bucket_mib > 0 ? o->bucket_mib : default_bucket_mib) * (double)MIB_ELEMENTS);
     int64_t first = bucket < MIB_ELEMENTS ? bucket : MIB_ELEMENTS;
     if (strcmp(o->compress, "covap") == 0 && interval > 1 && o->bucket_mib == 0) {
-        const int64_t units = UNITS_PER_INTERVAL * interval;
-        /* What the tuner found on this stage does not bind the other one that shares the embedding. */
-        const int64_t tuned = shared ? 0 : r->tuner.bucket_elements;
-        bucket = first = tuned ? tuned : (total + units - 1) / units;
+        const int64_t units = r->tuner.units ? r->tuner.units : UNITS_PER_INTERVAL * interval;
+        bucket = first = (total + units - 1) / units;
     }
     return (struct bucket_plan){
         .bucket_elements = bucket,
@@ -120,6 +118,7 @@ void reducer_free(struct reducer *r) {
     free(r->matrix);
     free(r->range);
     free(r->norm_squared);
+    free(r->all_norms);
     *r = (struct reducer){0};
 }
 
@@ -242,16 +241,34 @@ static void replan(struct reducer *r, bool shared, int64_t step) {
     bucket_engine_replan(engine, &plan);
 }
 
+void reducer_gather(struct reducer *r) {
+    const int stages = r->mesh->pp, stage = r->mesh->stage;
+    double *buckets = memory_alloc_zeroed(sizeof *buckets * (size_t)stages);
+    buckets[stage] = buckets_of(r);
+    comm_reduce(r->mesh->pipe, buckets, stages, REDUCE_SUM);
+    r->all_buckets = r->first_bucket = 0;
+    for (int s = 0; s < stages; s++) {
+        if (s == stage) r->first_bucket = r->all_buckets;
+        r->all_buckets += (int)buckets[s];
+    }
+    free(buckets);
+    free(r->all_norms);
+    r->all_norms = memory_alloc_zeroed(sizeof *r->all_norms * (size_t)r->all_buckets);
+    memcpy(r->all_norms + r->first_bucket, r->norm_squared, sizeof *r->norm_squared * (size_t)buckets_of(r));
+    comm_reduce(r->mesh->pipe, r->all_norms, r->all_buckets, REDUCE_SUM);
+}
+
+void reducer_scatter(struct reducer *r) {
+    memcpy(r->norm_squared, r->all_norms + r->first_bucket, sizeof *r->norm_squared * (size_t)buckets_of(r));
+}
+
 void reducer_visit(struct reducer *r, kept_take *take, void *context) {
-    struct compressor *c = r->engine->compressor;
     take(context, &(struct kept){.name = "updates", .type = NUMBER_WHOLE, .number = &r->updates, .count = 1});
-    char name[48]; /* norms fit the buckets they were taken of only */
-    snprintf(name, sizeof name, "norm_squared_%lld", (long long)r->engine->plan.bucket_elements);
     if (has_interval(r->options))
-        take(context,
-             &(struct kept){
-                 .name = name, .type = NUMBER_REAL, .number = r->norm_squared, .count = r->engine->buckets});
-    if (c->method->visit) c->method->visit(c, take, context);
+        take(context, &(struct kept){.name = "norm_squared",
+                                     .type = NUMBER_REAL,
+                                     .number = r->all_norms,
+                                     .count = r->all_buckets});
 }
 
 void reducer_replan(struct reducer *r, int64_t step) {

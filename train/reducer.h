@@ -25,6 +25,8 @@ struct reducer {
     struct flat_matrix *matrix;    /* [table.params] */
     struct optimizer_range *range; /* [buckets of both engines] */
     double *norm_squared;          /* [buckets of both] of a bucket's newest mean gradient */
+    double *all_norms;             /* [all_buckets] norm_squared of all stages in turn, for checkpoints */
+    int all_buckets, first_bucket; /* first_bucket: where this stage's begin */
     const struct options *options;
     int64_t updates;  /* steps that have updated weights */
     float loss_scale; /* of the step under way */
@@ -55,7 +57,11 @@ double reducer_gradient_norm(struct reducer *reducer, double *bubble_ms);
 void reducer_update(struct reducer *reducer, struct optimizer *optimizer, struct gpt *gpt, double lr,
                     double norm);
 
-/* Shows what must survive to a checkpoint, but for the tuner's state. */
+/* Shows the numbers that must survive to a checkpoint, but for those of the tuner and the compressors. The norms are those of the
+ * buckets of all stages: gather brings them together before, scatter takes them apart after they have been loaded. Gather is
+ * collective over the pipeline. */
+void reducer_gather(struct reducer *reducer);
+void reducer_scatter(struct reducer *reducer);
 void reducer_visit(struct reducer *reducer, kept_take *take, void *context);
 
 /* Cuts anew for `step`, as the state of its tuner says: after that has been loaded, before reducer_visit loads the rest. */
