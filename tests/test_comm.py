@@ -1,4 +1,5 @@
 """What the C tests of comm/ cannot see from inside: how a job ends when a rank goes away; races that ThreadSanitizer finds."""
+import os
 import re
 import socket
 import time
@@ -62,4 +63,13 @@ def test_bucket_engine_has_no_race():
     program = "build/variant-nompi-thread/tests/test_bucket_threads"
     run(["make", "MPI=0", "SAN=thread", program], timeout=600)
     done = run([program], timeout=120)
+    assert "WARNING: ThreadSanitizer" not in done.stderr
+
+
+def test_communication_thread_has_no_race():
+    """Messages and collectives of several communicators under ThreadSanitizer, which looks at our side of MPI only."""
+    program = "build/variant-thread/tests/test_comm_messages"
+    run(["make", "-j", os.cpu_count() or 1, "SAN=thread", program], timeout=600)
+    environment = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
+    done = run(mpirun(2, ROOT / program), timeout=240, env=environment)
     assert "WARNING: ThreadSanitizer" not in done.stderr
