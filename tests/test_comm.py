@@ -48,6 +48,13 @@ def test_rank_that_is_killed_ends_the_job(comm_stop, operation):
     assert "rank 1 " in done.stderr
 
 
+@pytest.mark.parametrize("operation,said", [
+    ("short", "receive: 400 bytes came from rank 1 on "), ("long", "MPI_ERR_TRUNCATE"),
+])
+def test_message_of_another_length_ends_the_job(comm_stop, operation, said):
+    assert said in run(mpirun(2, comm_stop, operation, "1", "stop"), timeout=60, code=1).stderr
+
+
 def test_program_without_mpi_says_what_to_install(tmp_path):
     source = tmp_path / "open.c"
     source.write_text('#include <stdio.h>\n#include "comm/comm.h"\n'
