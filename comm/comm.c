@@ -117,6 +117,7 @@ static double combine(double a, double b, enum reduction reduction) {
 }
 
 void comm_reduce(struct comm *comm, double *values, int count, enum reduction reduction) {
+    if (count == 0) return;
     double *all = memory_alloc(sizeof *all * (size_t)count * (size_t)comm->size);
     comm->ops->gather(comm, "reduce", values, sizeof *values * (size_t)count, all);
     memcpy(values, all, sizeof *values * (size_t)count);

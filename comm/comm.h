@@ -81,9 +81,9 @@ void comm_all_to_all_begin(struct comm *comm, struct tensor mine, struct tensor 
 /* data of rank `root` to all. Any dtype. Collective. */
 void comm_broadcast_begin(struct comm *comm, struct tensor data, int root, struct work *work);
 
-/* data goes to rank `to`, or comes from rank `from`, which must begin the other half with as many bytes; a message of
- * another length ends the job. Any dtype, any length. Memory of a send may be written again after comm_end; the peer need
- * not have begun its receive by then. Only between different ranks: a message to oneself fails a CHECK. Not collective. */
+/* data goes to rank `to`, or comes from rank `from`, which must begin the other half with the same dtype and count; another
+ * length ends the job. Any dtype, any length. A send may be complete before its receive is begun, or only after it: rely on
+ * neither. Only between different ranks: a message to oneself fails a CHECK. Not collective. */
 void comm_send_begin(struct comm *comm, struct tensor data, int to, struct work *work);
 void comm_receive_begin(struct comm *comm, struct tensor data, int from, struct work *work);
 

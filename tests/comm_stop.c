@@ -1,9 +1,10 @@
-/* One rank goes away in the middle of a job: what do the others do? For test_comm.py.
+/* One rank goes away in the middle of a job, or sends what nobody expects: what do the others do? For test_comm.py.
  *
  *     mpirun -np 3 comm_stop OPERATION RANK stop|sleep|kill
  *
  * OPERATION: all-reduce, all-reduce-mpi, broadcast, reduce, barrier, split, close; send: rank 0 to rank 1; receive: rank 0
- * from rank 1; chain: rank 0 receives from rank 1, rank 2 from rank 0; child: all-reduce of ranks 1 and 2. */
+ * from rank 1; chain: rank 0 receives from rank 1, rank 2 from rank 0; child: all-reduce of ranks 1 and 2; short, long:
+ * rank 1 sends fewer or more elements to rank 0 than it expects. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,14 +24,13 @@ static void all_reduce(struct comm *comm, float *data) {
     comm_end(comm, &work);
 }
 
-static void pass(struct comm *comm, int from, int to, float *data) {
+static void pass(struct comm *comm, int from, int to, float *data, int64_t sent, int64_t expected) {
     struct work work;
-    const struct tensor tensor = tensor_of(data, DTYPE_F32, COUNT);
     if (comm->rank != from && comm->rank != to) return;
     if (comm->rank == from)
-        comm_send_begin(comm, tensor, to, &work);
+        comm_send_begin(comm, tensor_of(data, DTYPE_F32, sent), to, &work);
     else
-        comm_receive_begin(comm, tensor, from, &work);
+        comm_receive_begin(comm, tensor_of(data, DTYPE_F32, expected), from, &work);
     comm_end(comm, &work);
 }
 
@@ -40,9 +40,11 @@ static void run_operation(struct comm *comm, struct comm *child, const char *ope
     double value = 1;
     if (is("all-reduce", operation) || is("all-reduce-mpi", operation)) all_reduce(comm, data);
     if (is("child", operation)) all_reduce(child, data);
-    if (is("send", operation)) pass(comm, 0, 1, data);
-    if (is("receive", operation) || is("chain", operation)) pass(comm, 1, 0, data);
-    if (is("chain", operation)) pass(comm, 0, 2, data);
+    if (is("send", operation)) pass(comm, 0, 1, data, COUNT, COUNT);
+    if (is("receive", operation) || is("chain", operation)) pass(comm, 1, 0, data, COUNT, COUNT);
+    if (is("chain", operation)) pass(comm, 0, 2, data, COUNT, COUNT);
+    if (is("short", operation)) pass(comm, 1, 0, data, 100, 200);
+    if (is("long", operation)) pass(comm, 1, 0, data, 200, 100);
     if (is("broadcast", operation)) {
         comm_broadcast_begin(comm, tensor_of(data, DTYPE_F32, COUNT), 1, &work);
         comm_end(comm, &work);

@@ -1,4 +1,5 @@
 """What the C tests of comm/ cannot see from inside: how a job ends when a rank goes away; races that ThreadSanitizer finds."""
+import os
 import re
 import socket
 import time
@@ -47,6 +48,13 @@ def test_rank_that_is_killed_ends_the_job(comm_stop, operation):
     assert "rank 1 " in done.stderr
 
 
+@pytest.mark.parametrize("operation,said", [
+    ("short", "receive: 400 bytes came from rank 1 on "), ("long", "MPI_ERR_TRUNCATE"),
+])
+def test_message_of_another_length_ends_the_job(comm_stop, operation, said):
+    assert said in run(mpirun(2, comm_stop, operation, "1", "stop"), timeout=60, code=1).stderr
+
+
 def test_program_without_mpi_says_what_to_install(tmp_path):
     source = tmp_path / "open.c"
     source.write_text('#include <stdio.h>\n#include "comm/comm.h"\n'
@@ -62,4 +70,13 @@ def test_bucket_engine_has_no_race():
     program = "build/variant-nompi-thread/tests/test_bucket_threads"
     run(["make", "MPI=0", "SAN=thread", program], timeout=600)
     done = run([program], timeout=120)
+    assert "WARNING: ThreadSanitizer" not in done.stderr
+
+
+def test_communication_thread_has_no_race():
+    """Messages and collectives of several communicators under ThreadSanitizer, which looks at our side of MPI only."""
+    program = "build/variant-thread/tests/test_comm_messages"
+    run(["make", "-j", os.cpu_count() or 1, "SAN=thread", program], timeout=600)
+    environment = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
+    done = run(mpirun(2, ROOT / program), timeout=240, env=environment)
     assert "WARNING: ThreadSanitizer" not in done.stderr

@@ -68,8 +68,7 @@ static void check_received(const struct message *m, const MPI_Status *status, bo
     MPI_CALL(MPI_Get_count(status, MPI_BYTE, &bytes));
     CHECK(bytes == m->bytes,
           "%s: %d bytes came from rank %d on %s, expected %lld: both ends must begin the same operations in "
-          "the same "
-          "order, with equal counts",
+          "the same order, with equal counts",
           m->work->what, bytes, place_of(m)->world_rank, place_of(m)->host_name, (long long)m->bytes);
 }
 
@@ -138,10 +137,9 @@ static _Noreturn void give_up(const struct mpi_thread *thread, const struct mess
     }
     job_abort(
         EXIT_PEER_LOST, __FILE__, __LINE__,
-        "%s of %lld bytes: nothing heard for %g s from %s: that process has died or stopped, its host or the "
-        "network is down, it waits for another rank itself (which then says so), or it is slower than "
-        "--timeout "
-        "allows",
+        "%s of %lld bytes: nothing heard for %g s from %s: that process has died or stopped, its host or "
+        "the network is down, it waits for another rank itself (and then says so), or it is slower than "
+        "--timeout allows",
         worst->work->what, work_bytes(worst->work), thread->options.timeout_s,
         used ? names : "any of the other ranks");
 }

@@ -24,7 +24,7 @@ enum { GATHER_TAG = 8192, ROWS_TAG, PAIR_TAG }; /* above the tags of exchange.c 
 
 /* What a peer owes that does not answer. Where several peers are silent the first in this order is named: a piece is late
  * because of its sender, where a result, and a message between two ranks, may be late because its sender waits itself. */
-enum message_kind { PIECE_RECEIVE, PIECE_SEND, RESULT_RECEIVE, RESULT_SEND, MESSAGE_KINDS };
+enum message_kind { PIECE_RECEIVE, PIECE_SEND, RESULT_RECEIVE, RESULT_SEND };
 
 /* One message under way, part of a work. */
 struct message {

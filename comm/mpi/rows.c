@@ -12,7 +12,7 @@ static void exchange_rows(struct mpi *mpi, struct work *work, char *mine, int64_
                           int64_t bytes, int tag) {
     const int size = mpi->comm.size, me = mpi->comm.rank;
     struct message message = {.mpi = mpi, .work = work, .done = piece_done, .tag = tag, .bytes = bytes};
-    memcpy(all + me * bytes, mine + me * stride, (size_t)bytes);
+    if (bytes) memcpy(all + me * bytes, mine + me * stride, (size_t)bytes);
     work->open = 1; /* until all are posted */
     for (int n = 1; n < size; n++) {
         message.peer = (me + n) % size;
