@@ -13,7 +13,8 @@ enum option_command {
     DATA = 4,
     INFO = 8,
     COMPARE = 16,
-    FIXED = 32, /* beside TRAIN: a resumed run must have the value it began with */
+    PLAN = 32,
+    FIXED = 64, /* beside TRAIN: a resumed run must have the value it began with */
 };
 
 #define OPTION_C_TEXT const char *
