@@ -177,6 +177,7 @@ static int report(const struct comparison *c, struct error *e) {
 }
 
 static int run_comparison(struct comparison *c, struct error *e) {
+    signals_install();
     if (strcmp(c->plan.options->resume, "off") != 0) {
         error_set(e,
                   "--resume: found '%.200s', expected off: the same command goes on by itself with the runs "
@@ -189,7 +190,6 @@ static int run_comparison(struct comparison *c, struct error *e) {
     c->complete = memory_alloc_zeroed(sizeof *c->complete * (size_t)runs(c));
     c->run = memory_alloc_zeroed(sizeof *c->run * (size_t)runs(c));
     if (look(c, e) || try_methods(c, e)) return EXIT_USAGE;
-    signals_install();
     const int code = run_all(c, e);
     if (code) return code;
     if (look(c, e)) return EXIT_USAGE;

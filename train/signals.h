@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 
+/* Called before the threads that compute are started: they must not be interrupted. */
 void signals_install(void);
 
 /* Whether a signal asked for the end. */
