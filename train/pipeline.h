@@ -49,6 +49,9 @@ int pipeline_create(struct pipeline *pipeline, struct gpt *gpt, const struct gpt
                     struct error *e);
 void pipeline_free(struct pipeline *pipeline);
 
+/* The schedule, and what each stage holds, for people. Not collective. */
+void pipeline_print(const struct pipeline *pipeline, FILE *out);
+
 /* The forward and backward passes of a training step of as many micro-batches as the schedule has. Collective over the stages. */
 struct pipeline_result pipeline_train(struct pipeline *pipeline, const struct pipeline_job *job);
 
