@@ -166,7 +166,7 @@ def test_it_learns(text_file, trained):
 
 def test_output_of_a_run_is_plain_and_from_one_rank(shards, tmp_path):
     done = run(mpirun(2, TANDEM, "train", f"--data={shards}", f"--run-dir={tmp_path}", "--steps=3", "--batch-size=4"))
-    assert done.stdout.count("Summary") == 1 and done.stdout.count("2 ranks x 1 micro-batch x 2") == 1
+    assert done.stdout.count("Summary") == 1 and done.stdout.count("2 replicas x 1 micro-batch x 2") == 1
     assert "\033" not in done.stdout and "\r" not in done.stdout
 
 
