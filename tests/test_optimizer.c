@@ -135,7 +135,7 @@ static void check_master_weights(enum dtype precision) {
         memcpy(before, g[1].rounded.data, count * sizeof *before);
         for (int k = 0; k < 2; k++) {
             draw_gradient(&g[k], step);
-            optimizer_update(&optimizer[k], &g[k], 0.01, optimizer_gradient_norm(&g[k]), NULL, 0, step);
+            optimizer_update(&optimizer[k], &g[k], 0.01, gradient_norm(&g[k]), NULL, 0, step);
         }
         assert_memory_equal(g[0].weight.data, g[1].weight.data, count * sizeof(float));
         const float *w = tensor_f32(g[1].weight);
