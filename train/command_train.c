@@ -194,7 +194,7 @@ static int open_files(struct run *run, struct error *e) {
     if (checkpoint_prepare(o->run_dir, e)) return -1;
     if (r->same_run) return metrics_reopen(&run->metrics, o->run_dir, true, r->step, &run->eval, e);
     if (checkpoint_locate(o->run_dir, path, sizeof path, &ignored) == 0)
-        log_line("warning: this run starts anew beside the checkpoints of an earlier one (the newest: %s); "
+        log_line("note: this run starts anew beside the checkpoints of an earlier one (the newest: %s); "
                  "they stay until it "
                  "saves the same step. To go on from there, use --resume auto",
                  path);
