@@ -238,6 +238,7 @@ int checkpoint_read_weights(const char *checkpoint, struct gpt *g, struct error 
     if (safetensors_open(&f, path, e)) return -1;
     struct reading r = {.gpt = g, .file = &f, .e = e};
     state_visit_weights(g, read_weight, &r);
+    gpt_round_weights(g);
     safetensors_close(&f);
     return r.status;
 }

@@ -104,8 +104,8 @@ static int train(struct run *run, struct error *e) {
             trainer_step(t, done, (struct step_votes){.stop = signals_stop()});
         metrics_step(&run->metrics, done + 1, &outcome.record);
         progress_step(&run->progress, done, &outcome.record, false);
-        if (outcome.diverged) reason = "diverged";
-        if (outcome.diverged) break;
+        if (outcome.verdict == STEP_DIVERGED) reason = "diverged";
+        if (outcome.verdict == STEP_DIVERGED) break;
         done++;
         if (outcome.agreed.stop) reason = "signal";
         if (outcome.agreed.stop) break;

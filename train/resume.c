@@ -154,8 +154,8 @@ static void load_tensor(void *context, const struct state_tensor *t) {
 static void load_numbers(struct loading *l, int64_t step) {
     struct trainer *t = l->trainer;
     struct tuner *tuner = &t->reducer.tuner;
-    struct manifest_numbers numbers = {.manifest = l->manifest};
-    state_visit_plan_numbers(t, manifest_load_number, &numbers);
+    struct manifest_numbers switched = {.manifest = l->manifest}, numbers = switched;
+    state_visit_switched_numbers(t, manifest_load_number, &switched);
     if (tuner->active && !l->same_ranks) tuner_measure_anew(tuner, step);
     if (tuner->active) reducer_replan(&t->reducer, step);
     state_visit_numbers(t, manifest_load_number, &numbers);
@@ -170,6 +170,7 @@ static int load(struct trainer *t, const cJSON *m, const struct resume *r, struc
     l.status = open_files(&l);
     if (!l.status) load_numbers(&l, r->step);
     if (!l.status) state_visit_tensors(t, load_tensor, &l);
+    gpt_round_weights(&t->gpt);
     for (int i = 0; i < l.files; i++) safetensors_close(&l.file[i]);
     free(l.file);
     if (!l.status && l.reset && t->comm->rank == 0)

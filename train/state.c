@@ -69,7 +69,8 @@ static void take_number(void *context, const struct kept *kept) {
     if (!kept->tensor.data) r->take(r->context, kept);
 }
 
-void state_visit_plan_numbers(struct trainer *t, kept_take *take, void *context) {
+void state_visit_switched_numbers(struct trainer *t, kept_take *take, void *context) {
+    if (t->loss_scale.dynamic) loss_scale_visit(&t->loss_scale, take, context);
     if (t->reducer.tuner.active) tuner_visit(&t->reducer.tuner, take, context);
 }
 
