@@ -62,6 +62,8 @@ CASES = {
     "oktopk": (3, 7, {"compress": "oktopk", "density": 0.05, **SMALL_BUCKETS}),
     "qsgd": (2, 7, {"compress": "qsgd"}),
     "bf16": (2, 7, {"compress": "bf16"}),
+    "fp16 numbers": (2, 7, {"precision": "fp16", "loss_scale_window": 3, "initial_loss_scale": 1 << 30}),
+    "bf16 numbers": (2, 7, {"precision": "bf16", "compress": "covap", "interval": 3}),
 }
 
 

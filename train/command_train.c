@@ -102,16 +102,16 @@ static bool due(int64_t every, int64_t done) {
     return every > 0 && done % every == 0;
 }
 
+static int checkpoint_failed(struct run *run, const struct error *e) {
+    if (run->speaks) log_line("the checkpoint could not be saved: %s", e->text);
+    return EXIT_CHECKPOINT;
+}
+
 static void report_skipped(const struct run *run, int64_t step, const struct step_record *r) {
     if (run->speaks)
         log_line(
             "step %lld is skipped: not everything in it is finite; the loss scale goes from %.0f to %.0f",
             (long long)step + 1, r->loss_scale, run->trainer.loss_scale.scale);
-}
-
-static int checkpoint_failed(struct run *run, const struct error *e) {
-    if (run->speaks) log_line("the checkpoint could not be saved: %s", e->text);
-    return EXIT_CHECKPOINT;
 }
 
 static int report_divergence(struct run *run, int64_t step, const struct step_record *r) {
@@ -212,7 +212,7 @@ static int open_files(struct run *run, struct error *e) {
     if (checkpoint_prepare(o->run_dir, e)) return -1;
     if (r->same_run) return metrics_reopen(&run->metrics, o->run_dir, true, r->step, &run->eval, e);
     if (checkpoint_locate(o->run_dir, path, sizeof path, &ignored) == 0)
-        log_line("warning: this run starts anew beside the checkpoints of an earlier one (the newest: %s); "
+        log_line("note: this run starts anew beside the checkpoints of an earlier one (the newest: %s); "
                  "they stay until it "
                  "saves the same step. To go on from there, use --resume auto",
                  path);

@@ -27,7 +27,7 @@ enum step_verdict {
  * message for what is no scale. */
 int loss_scale_create(struct loss_scale *scale, const struct options *options, struct error *e);
 
-/* Shows a dynamic scale to a checkpoint. */
+/* Shows its state to a checkpoint. */
 void loss_scale_visit(struct loss_scale *scale, kept_take *take, void *context);
 
 /* After a step: whether everything was finite on all ranks, and whether the loss was. The same answers on all ranks must give

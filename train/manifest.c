@@ -70,7 +70,7 @@ cJSON *manifest_create(struct trainer *t, int64_t step) {
     cJSON_AddStringToObject(data, "fingerprint", print);
     options_json_add(t->options, cJSON_AddObjectToObject(m, "options"));
     cJSON *numbers = cJSON_AddObjectToObject(m, "numbers");
-    state_visit_plan_numbers(t, add_numbers, numbers);
+    state_visit_switched_numbers(t, add_numbers, numbers);
     state_visit_numbers(t, add_numbers, numbers);
     cJSON_AddObjectToObject(m, "files");
     return m;

@@ -170,8 +170,8 @@ static void load_tensor(void *context, const struct state_tensor *t) {
 static void load_numbers(struct loading *l, int64_t step) {
     struct trainer *t = l->trainer;
     struct tuner *tuner = &t->reducer.tuner;
-    struct manifest_numbers numbers = {.manifest = l->manifest};
-    state_visit_plan_numbers(t, manifest_load_number, &numbers);
+    struct manifest_numbers switched = {.manifest = l->manifest}, numbers = switched;
+    state_visit_switched_numbers(t, manifest_load_number, &switched);
     if (tuner->active && !l->same_ranks) tuner_measure_anew(tuner, step);
     if (tuner->active) reducer_replan(&t->reducer, step);
     reducer_gather(&t->reducer);

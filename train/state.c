@@ -105,13 +105,13 @@ void state_visit_tensors(struct trainer *t, state_take *take, void *context) {
     visit_compressors(t, &relay);
 }
 
-void state_visit_plan_numbers(struct trainer *t, kept_take *take, void *context) {
+void state_visit_switched_numbers(struct trainer *t, kept_take *take, void *context) {
+    if (t->loss_scale.dynamic) loss_scale_visit(&t->loss_scale, take, context);
     if (t->reducer.tuner.active) tuner_visit(&t->reducer.tuner, take, context);
 }
 
 void state_visit_numbers(struct trainer *t, kept_take *take, void *context) {
     struct relay relay = {.take_number = take, .context = context};
-    if (t->loss_scale.dynamic) loss_scale_visit(&t->loss_scale, take, context);
     reducer_visit(&t->reducer, take, context);
     visit_compressors(t, &relay);
 }

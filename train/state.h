@@ -29,8 +29,9 @@ void state_name_weight(const struct param *param, char name[STATE_NAME]);
 void state_visit_weights(const struct gpt *gpt, state_take *take, void *context);
 void state_visit_tensors(struct trainer *trainer, state_take *take, void *context);
 
-/* Numbers: first those that a plan of buckets follows from, then the others, which follow from the plan. */
-void state_visit_plan_numbers(struct trainer *trainer, kept_take *take, void *context);
+/* Numbers: first those of what an option has switched on, which may be missing where it was off before (the tuner, from which
+ * the plan of buckets follows, and the loss scale); then the others, which follow from the plan. */
+void state_visit_switched_numbers(struct trainer *trainer, kept_take *take, void *context);
 void state_visit_numbers(struct trainer *trainer, kept_take *take, void *context);
 
 #endif

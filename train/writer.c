@@ -2,7 +2,9 @@
 #include "train/writer.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 void writer_create(struct writer *w) {
     pthread_condattr_t attributes;
@@ -16,6 +18,8 @@ void writer_create(struct writer *w) {
 
 static void *run_job(void *context) {
     struct writer *w = context;
+    /* Of the cores it takes what training leaves; where training waits for it, that is all of them. */
+    setpriority(PRIO_PROCESS, (id_t)gettid(), 19);
     const int status = w->job(w->context, &w->error);
     pthread_mutex_lock(&w->mutex);
     w->status = status;
