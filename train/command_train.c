@@ -143,7 +143,7 @@ static int finish_run(struct run *run, int64_t done, bool stopped) {
                  (long long)done, o->run_dir);
     metrics_end(&run->metrics, done, progress_median_step_ms(&run->progress), &run->eval,
                 stopped ? "signal" : "finished");
-    progress_summary(&run->progress, &run->eval, run->trainer.comm->size, o->run_dir);
+    progress_summary(&run->progress, &run->eval, &run->trainer.mesh, o->run_dir);
     return stopped ? EXIT_STOPPED : EXIT_OK;
 }
 

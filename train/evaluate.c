@@ -4,13 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Read at once: enough to keep a pipeline full, little memory. */
-enum { PIECE_MICRO_BATCHES = 32 };
+/* How many sequences are read at once: a micro-batch, or in a pipeline enough of them to keep it full. */
+static int64_t piece_of(const struct pipeline *p) {
+    enum { MICRO_BATCHES_A_STAGE = 8 };
+    const int stages = p->schedule.stages;
+    return p->micro_batch * (stages > 1 ? MICRO_BATCHES_A_STAGE * stages : 1);
+}
 
-/* Windows first .. end-1 of `windows`, in pieces of `piece` at most. */
+/* Windows first .. end-1 of `windows`. */
 static struct gpt_loss evaluate_windows(struct pipeline *p, const struct loader *l, int64_t windows,
                                         int64_t first, int64_t end) {
-    const int64_t T = l->context, piece = p->micro_batch * PIECE_MICRO_BATCHES;
+    const int64_t T = l->context, piece = piece_of(p);
     int32_t *tokens = memory_alloc(2 * sizeof *tokens * (size_t)(piece * T)), *targets = tokens + piece * T;
     struct gpt_loss sums = {0};
     for (int64_t k = first; k < end; k += piece) {
