@@ -34,6 +34,12 @@ static int parse_interval(const struct options *o, int64_t *interval, struct err
                      o->interval);
 }
 
+int64_t reducer_start_step(const struct options *o) {
+    if (o->compress_start >= 0) return o->compress_start;
+    const int64_t tenth = (o->steps + 9) / 10, most = o->warmup > 10 ? o->warmup : 10;
+    return tenth < most ? tenth : most;
+}
+
 static struct bucket_plan plan_for(const struct reducer *r, int64_t total, int64_t interval) {
     const struct options *o = r->options;
     int64_t bucket =
@@ -56,7 +62,7 @@ static struct bucket_plan plan_for(const struct reducer *r, int64_t total, int64
                      .ef_period = o->ef_period,
                      .density = o->density,
                      .rank = o->rank,
-                     .start_step = o->compress_start,
+                     .start_step = reducer_start_step(o),
                      .levels = o->levels,
                      .momentum = o->momentum,
                      .wire = find_wire(o->wire),
@@ -115,11 +121,11 @@ double reducer_gradient_norm(struct reducer *r, const struct gpt *g) {
     return sqrt(sum);
 }
 
-/* How often each weight has been updated by now, where that is once in an interval (covap: and in the dense first step). */
+/* How often each weight has been updated by now, where that is once in an interval after the dense steps. */
 static int64_t updates_seen(const struct reducer *r) {
     const int64_t interval = r->engine->plan.compress.interval;
-    const int64_t first = strcmp(r->options->compress, "covap") == 0 ? 1 : 0;
-    return first + (r->updates - first + interval - 1) / interval;
+    const int64_t dense = r->engine->plan.compress.start_step;
+    return r->updates <= dense ? r->updates : dense + (r->updates - dense + interval - 1) / interval;
 }
 
 void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *g, double lr, double norm) {
@@ -154,5 +160,6 @@ void reducer_tune(struct reducer *r, int64_t step) {
 }
 
 double reducer_interval(const struct reducer *r, int64_t step) {
-    return has_interval(r->options) ? (double)tuner_interval(&r->tuner, step) : NAN;
+    if (!has_interval(r->options)) return NAN;
+    return step < r->engine->plan.compress.start_step ? 1.0 : (double)tuner_interval(&r->tuner, step);
 }
