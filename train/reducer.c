@@ -121,13 +121,6 @@ double reducer_gradient_norm(struct reducer *r, const struct gpt *g) {
     return sqrt(sum);
 }
 
-/* How often each weight has been updated by now, where that is once in an interval after the dense steps. */
-static int64_t updates_seen(const struct reducer *r) {
-    const int64_t interval = r->engine->plan.compress.interval;
-    const int64_t dense = r->engine->plan.compress.start_step;
-    return r->updates <= dense ? r->updates : dense + (r->updates - dense + interval - 1) / interval;
-}
-
 void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *g, double lr, double norm) {
     const struct bucket_engine *engine = r->engine;
     r->updates++;
@@ -139,7 +132,7 @@ void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *
         const struct bucket_view *v = &engine->bucket[i].view;
         r->range[i] = (struct optimizer_range){v->offset, v->count, v->gradients};
     }
-    optimizer_update(optimizer, g, lr, norm, r->range, engine->buckets, updates_seen(r));
+    optimizer_update(optimizer, g, lr, norm, r->range, engine->buckets, r->updates);
 }
 
 void reducer_tune(struct reducer *r, int64_t step) {
