@@ -31,14 +31,14 @@ mpi_cflags := $(shell mpicc --showme:compile 2>/dev/null)
 mpi_ldlibs := $(shell mpicc --showme:link 2>/dev/null)
 endif
 
-sources := $(wildcard kernels/*.c kernels/cpu/*.c kernels/cuda/absent.c comm/*.c comm/compress/*.c comm/mpi/*.c model/*.c data/*.c train/*.c)
+sources := $(wildcard kernels/*.c kernels/cpu/*.c kernels/cuda/absent.c comm/*.c comm/compress/*.c comm/mpi/*.c model/*.c data/*.c train/*.c train/schedule/*.c)
 ifeq ($(MPI),0)
 sources := $(filter-out comm/mpi/%,$(sources))
 else
 sources := $(filter-out comm/mpi_absent.c,$(sources))
 endif
 library_objects := $(patsubst %.c,$B/%.o,$(filter-out train/main.c,$(sources)))
-formatted := $(wildcard kernels/*.[ch] kernels/cpu/*.[ch] kernels/cuda/*.[ch] comm/*.[ch] comm/mpi/*.[ch] comm/compress/*.[ch] model/*.[ch] data/*.[ch] train/*.[ch] tests/*.[ch])
+formatted := $(wildcard kernels/*.[ch] kernels/cpu/*.[ch] kernels/cuda/*.[ch] comm/*.[ch] comm/mpi/*.[ch] comm/compress/*.[ch] model/*.[ch] data/*.[ch] train/*.[ch] train/schedule/*.[ch] tests/*.[ch])
 unit_tests := $(patsubst tests/%.c,$B/tests/%,$(wildcard tests/test_*.c))
 bench_programs := $(patsubst tests/%.c,$B/tests/%,$(wildcard tests/bench_*.c))
 

@@ -30,6 +30,7 @@ struct sgd_step {
 
 struct device {
     const char *name;
+    const char *precisions; /* separated by |: what matrix products and activations can be in */
 
     /* Makes the device ready: `threads` computing threads (CPU). Once per process, before anything else.
      * -1 with a message if it cannot be had here. Synchronous, not collective. */
@@ -58,5 +59,8 @@ extern const struct device device_cpu, device_cuda;
 
 /* NULL with a message that names the valid devices. */
 const struct device *device_find(const char *name, struct error *e);
+
+/* The dtype of tensors of a precision by name; -1 with a message if the device does not compute in it. */
+int device_find_precision(const struct device *device, const char *name, enum dtype *dtype, struct error *e);
 
 #endif

@@ -2,12 +2,21 @@
 
 #include "kernels/device.h"
 
+#include <string.h>
+
 const struct dtype_info dtype_table[DTYPE_COUNT] = {
     [DTYPE_F32] = {"fp32", "F32", 4},
     [DTYPE_BF16] = {"bf16", "BF16", 2},
     [DTYPE_F16] = {"fp16", "F16", 2},
     [DTYPE_I32] = {"int32", "I32", 4},
 };
+
+enum dtype dtype_find(const char *name) {
+    for (int dtype = 0; dtype < DTYPE_COUNT; dtype++)
+        if (strcmp(dtype_table[dtype].name, name) == 0) return (enum dtype)dtype;
+    CHECK(false, "no dtype is called '%s'", name);
+    return DTYPE_F32;
+}
 
 struct tensor tensor_make(void *data, enum dtype dtype, int ndim, const int64_t *dim) {
     CHECK(ndim >= 1 && ndim <= 4, "a tensor has 1 to 4 dimensions, not %d", ndim);

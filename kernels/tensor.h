@@ -14,6 +14,9 @@ struct dtype_info {
 };
 extern const struct dtype_info dtype_table[DTYPE_COUNT];
 
+/* The dtype of that name; it must be one. */
+enum dtype dtype_find(const char *name);
+
 struct tensor {
     void *data; /* NULL: absent, or an arena that only counts */
     enum dtype dtype;

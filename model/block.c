@@ -21,7 +21,8 @@ struct dropout block_dropout(const struct gpt *g, const struct gpt_batch *b, enu
 }
 
 struct tensor block_weight(const struct gpt *g, enum param_kind kind, int layer) {
-    return param_view(param_find(&g->table, kind, layer), g->weight);
+    const struct param *p = param_find(&g->table, kind, layer);
+    return param_view(p, p->product ? g->rounded : g->weight);
 }
 
 static struct tensor block_gradient(const struct gpt *g, enum param_kind kind, int layer) {
@@ -84,12 +85,13 @@ static void linear_backward(struct gpt *g, struct tensor dx, struct tensor dy, s
     g->device->matmul(g->stream, dx, dy, false, block_weight(g, weight, l), true, 0.0f);
 }
 
-/* The gradient of a branch: that of the residual stream, through the branch's dropout where there is one. */
+/* The gradient of a branch: that of the residual stream, through the branch's dropout where there is one, rounded as the
+ * branch was. */
 static struct tensor branch_gradient(struct gpt *g, const struct gpt_batch *b, enum dropout_place place,
                                      int l) {
     const struct dropout drop = block_dropout(g, b, place, l);
     struct tensor dx = first_rows(g->dx, b), dy = first_rows(g->dy, b);
-    if (drop.rate == 0.0f) return dx;
+    if (drop.rate == 0.0f && dx.dtype == dy.dtype) return dx;
     g->device->dropout_apply(g->stream, dy, dx, drop);
     return dy;
 }
@@ -112,7 +114,7 @@ void block_backward_attention(struct gpt *g, const struct gpt_batch *b, int l, f
     const struct block_activations *k = &g->block[l];
     const int64_t C = g->config.channels;
     struct tensor dy = branch_gradient(g, b, DROPOUT_ATTENTION, l);
-    struct tensor dqkv = tensor_of(g->dwide.data, DTYPE_F32, rows_of(b), 3 * C);
+    struct tensor dqkv = tensor_of(g->dwide.data, g->dwide.dtype, rows_of(b), 3 * C);
     d->bias_backward(g->stream, block_gradient(g, PARAM_ATT_PROJ_B, l), dy, beta);
     /* The forward pass is done with delta: it holds the gradient of the attention output. */
     linear_backward(g, first_rows(g->delta, b), dy, first_rows(k->att, b), PARAM_ATT_PROJ_W, l, beta);

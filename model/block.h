@@ -10,6 +10,7 @@ enum dropout_place { DROPOUT_EMBEDDING, DROPOUT_PROBABILITIES, DROPOUT_ATTENTION
 struct dropout block_dropout(const struct gpt *gpt, const struct gpt_batch *batch, enum dropout_place place,
                              int layer);
 
+/* A parameter as the block's operations take it: rounded to gpt_config.precision where it is part of a product. */
 struct tensor block_weight(const struct gpt *gpt, enum param_kind kind, int layer);
 
 /* From block->ln1 (the caller's) up to the MLP's branch in gpt->delta, which the caller adds to block->mid. */

@@ -23,16 +23,16 @@ static int64_t chunk_rows_for(int64_t rows, int64_t vocab) {
 static void layout_block(struct arena *a, struct block_activations *block, const struct gpt_config *c,
                          int64_t rows) {
     const int64_t C = c->channels;
-    block->ln1 = arena_take(a, DTYPE_F32, rows, C);
+    block->ln1 = arena_take(a, c->precision, rows, C);
     block->stats1 = arena_take(a, DTYPE_F32, rows, 2);
-    block->qkv = arena_take(a, DTYPE_F32, rows, 3 * C);
+    block->qkv = arena_take(a, c->precision, rows, 3 * C);
     block->lse = arena_take(a, DTYPE_F32, rows, c->heads);
-    block->att = arena_take(a, DTYPE_F32, rows, C);
+    block->att = arena_take(a, c->precision, rows, C);
     block->mid = arena_take(a, DTYPE_F32, rows, C);
-    block->ln2 = arena_take(a, DTYPE_F32, rows, C);
+    block->ln2 = arena_take(a, c->precision, rows, C);
     block->stats2 = arena_take(a, DTYPE_F32, rows, 2);
-    block->pre = arena_take(a, DTYPE_F32, rows, 4 * C);
-    block->act = arena_take(a, DTYPE_F32, rows, 4 * C);
+    block->pre = arena_take(a, c->precision, rows, 4 * C);
+    block->act = arena_take(a, c->precision, rows, 4 * C);
 }
 
 static void layout_activations(struct gpt *g, bool training) {
@@ -52,14 +52,15 @@ static void layout_activations(struct gpt *g, bool training) {
         if (l == 0 || training) g->block[l].x = arena_take(a, DTYPE_F32, N, C);
     }
     g->x_final = training ? arena_take(a, DTYPE_F32, N, C) : g->block[0].x;
-    g->ln_f = arena_take(a, DTYPE_F32, N, C);
+    g->ln_f = arena_take(a, c->precision, N, C);
     g->stats_f = arena_take(a, DTYPE_F32, N, 2);
-    g->delta = arena_take(a, DTYPE_F32, N, C);
-    g->logits = arena_take(a, DTYPE_F32, g->chunk_rows, c->vocab);
+    g->delta = arena_take(a, c->precision, N, C);
+    g->logits = arena_take(a, c->precision, g->chunk_rows, c->vocab);
+    g->one_row = arena_take(a, DTYPE_F32, 1, c->vocab);
     if (!training) return;
     g->dx = arena_take(a, DTYPE_F32, N, C);
-    g->dy = arena_take(a, DTYPE_F32, N, C);
-    g->dwide = arena_take(a, DTYPE_F32, N, 4 * C);
+    g->dy = arena_take(a, c->precision, N, C);
+    g->dwide = arena_take(a, c->precision, N, 4 * C);
 }
 
 void gpt_create(struct gpt *g, const struct gpt_config *config, const struct device *device,
@@ -72,7 +73,9 @@ void gpt_create(struct gpt *g, const struct gpt_config *config, const struct dev
     g->block = memory_alloc_zeroed(sizeof *g->block * (size_t)config->layers);
     g->parameter_memory.device = g->gradient_memory.device = g->activation_memory.device = device;
     for (int pass = 0; pass < 2; pass++) {
-        g->weight = arena_take(&g->parameter_memory, DTYPE_F32, g->table.elements);
+        g->rounded = g->weight = arena_take(&g->parameter_memory, DTYPE_F32, g->table.elements);
+        if (config->precision != DTYPE_F32)
+            g->rounded = arena_take(&g->parameter_memory, config->precision, g->table.elements);
         if (training) g->gradient = arena_take(&g->gradient_memory, DTYPE_F32, g->table.elements);
         layout_activations(g, training);
         if (pass) break;
@@ -99,6 +102,11 @@ void gpt_initialise(struct gpt *g, uint64_t seed) {
         g->device->copy_in(g->stream, param_view(p, g->weight), values);
         free(values);
     }
+    gpt_round_weights(g);
+}
+
+void gpt_round_weights(struct gpt *g) {
+    if (g->rounded.data != g->weight.data) g->device->cast(g->stream, g->rounded, g->weight, 1.0f);
 }
 
 int64_t gpt_memory_bytes(const struct gpt *g) {
@@ -115,6 +123,11 @@ static struct tensor gradient_of(const struct gpt *g, enum param_kind kind) {
 
 static enum param_kind head_kind(const struct gpt *g) {
     return g->config.tied ? PARAM_WTE : PARAM_HEAD;
+}
+
+/* A tied token embedding is looked up in fp32 and multiplied rounded. */
+static struct tensor head_weight(const struct gpt *g) {
+    return param_view(param_find(&g->table, head_kind(g), -1), g->rounded);
 }
 
 /* (B,T) or (B,T,C) views of the first rows of a buffer. */
@@ -179,7 +192,7 @@ static struct gpt_loss loss_sums(struct gpt *g, int64_t rows) {
 static struct gpt_loss run_head(struct gpt *g, const struct gpt_batch *b, float scale, bool accumulate) {
     const struct device *d = g->device;
     const int64_t rows = batch_rows(g, b);
-    const struct tensor w = weight_of(g, head_kind(g));
+    const struct tensor w = head_weight(g);
     d->copy_in(g->stream, tensor_slice(g->targets, 0, rows), b->targets);
     for (int64_t first = 0; first < rows; first += g->chunk_rows) {
         const int64_t count = minimum(g->chunk_rows, rows - first);
@@ -242,10 +255,9 @@ struct gpt_loss gpt_backward(struct gpt *g, const struct gpt_batch *b, const str
 }
 
 void gpt_logits(struct gpt *g, int64_t row, float *logits) {
-    struct tensor out = tensor_slice(g->logits, 0, 1);
-    g->device->matmul(g->stream, out, tensor_slice(g->ln_f, row, 1), false, weight_of(g, head_kind(g)), true,
+    g->device->matmul(g->stream, g->one_row, tensor_slice(g->ln_f, row, 1), false, head_weight(g), true,
                       0.0f);
-    g->device->copy_out(g->stream, logits, out);
+    g->device->copy_out(g->stream, logits, g->one_row);
 }
 
 double gpt_flops_per_token(const struct gpt_config *c, int64_t positions) {

@@ -6,7 +6,8 @@
 #include "kernels/device.h"
 #include "model/params.h"
 
-/* What a block keeps for its backward pass. N = sequences x positions rows. */
+/* What a block keeps for its backward pass. N = sequences x positions rows. x, mid, statistics and lse are fp32, the rest is of
+ * gpt_config.precision. */
 struct block_activations {
     struct tensor x;           /* (N,C) input: the residual stream */
     struct tensor ln1, stats1; /* (N,C), (N,2) */
@@ -25,14 +26,16 @@ struct gpt {
     struct param_table table;
     struct arena parameter_memory, gradient_memory, activation_memory;
     struct tensor weight, gradient; /* flat; gradient.data is NULL in a model made for inference */
-    int64_t max_rows, chunk_rows;   /* rows of a full micro-batch, and of one chunk of the head */
+    struct tensor rounded; /* flat: what products take of the weights; in fp32 the weights themselves */
+    int64_t max_rows, chunk_rows; /* rows of a full micro-batch, and of one chunk of the head */
 
     struct tensor tokens, targets;   /* int32 (max_rows) */
     struct tensor loss, correct;     /* (max_rows) */
     struct block_activations *block; /* [layers]; with recompute or for inference they share all but x */
     struct tensor x_final, ln_f, stats_f;
-    struct tensor delta;  /* (N,C) a branch on its way into the residual stream */
-    struct tensor logits; /* (chunk_rows,V) */
+    struct tensor delta;   /* (N,C) a branch on its way into the residual stream */
+    struct tensor logits;  /* (chunk_rows,V) */
+    struct tensor one_row; /* (V) of logits, fp32 */
     struct tensor dx, dy,
         dwide; /* gradients of the residual stream, of a branch (N,C), of the wide layers (N,4C) */
 };
@@ -66,6 +69,9 @@ void gpt_free(struct gpt *gpt);
 
 /* Random weights from the seed (param_initialise). */
 void gpt_initialise(struct gpt *gpt, uint64_t seed);
+
+/* Brings the weights that matrix products take up to date; to be called after every change of gpt->weight. */
+void gpt_round_weights(struct gpt *gpt);
 
 /* Bytes of weights, gradients and activations. */
 int64_t gpt_memory_bytes(const struct gpt *gpt);

@@ -20,25 +20,25 @@ static const struct {
     const char *name;
     int dim[2];
     enum init init;
-    bool per_layer;
+    bool per_layer, product;
 } kinds[PARAM_KINDS] = {
-    [PARAM_HEAD] = {"lm_head.weight", {VOCAB, 1}, NORMAL, false},
-    [PARAM_LN_F_W] = {"ln_f.weight", {1, NONE}, ONES, false},
-    [PARAM_LN_F_B] = {"ln_f.bias", {1, NONE}, ZEROS, false},
-    [PARAM_MLP_PROJ_W] = {"mlp.c_proj.weight", {4, 1}, RESIDUAL, true},
-    [PARAM_MLP_PROJ_B] = {"mlp.c_proj.bias", {1, NONE}, ZEROS, true},
-    [PARAM_FC_W] = {"mlp.c_fc.weight", {1, 4}, NORMAL, true},
-    [PARAM_FC_B] = {"mlp.c_fc.bias", {4, NONE}, ZEROS, true},
-    [PARAM_LN_2_W] = {"ln_2.weight", {1, NONE}, ONES, true},
-    [PARAM_LN_2_B] = {"ln_2.bias", {1, NONE}, ZEROS, true},
-    [PARAM_ATT_PROJ_W] = {"attn.c_proj.weight", {1, 1}, RESIDUAL, true},
-    [PARAM_ATT_PROJ_B] = {"attn.c_proj.bias", {1, NONE}, ZEROS, true},
-    [PARAM_QKV_W] = {"attn.c_attn.weight", {1, 3}, NORMAL, true},
-    [PARAM_QKV_B] = {"attn.c_attn.bias", {3, NONE}, ZEROS, true},
-    [PARAM_LN_1_W] = {"ln_1.weight", {1, NONE}, ONES, true},
-    [PARAM_LN_1_B] = {"ln_1.bias", {1, NONE}, ZEROS, true},
-    [PARAM_WPE] = {"wpe.weight", {CONTEXT, 1}, NORMAL, false},
-    [PARAM_WTE] = {"wte.weight", {VOCAB, 1}, NORMAL, false},
+    [PARAM_HEAD] = {"lm_head.weight", {VOCAB, 1}, NORMAL, false, true},
+    [PARAM_LN_F_W] = {"ln_f.weight", {1, NONE}, ONES, false, false},
+    [PARAM_LN_F_B] = {"ln_f.bias", {1, NONE}, ZEROS, false, false},
+    [PARAM_MLP_PROJ_W] = {"mlp.c_proj.weight", {4, 1}, RESIDUAL, true, true},
+    [PARAM_MLP_PROJ_B] = {"mlp.c_proj.bias", {1, NONE}, ZEROS, true, true},
+    [PARAM_FC_W] = {"mlp.c_fc.weight", {1, 4}, NORMAL, true, true},
+    [PARAM_FC_B] = {"mlp.c_fc.bias", {4, NONE}, ZEROS, true, true},
+    [PARAM_LN_2_W] = {"ln_2.weight", {1, NONE}, ONES, true, false},
+    [PARAM_LN_2_B] = {"ln_2.bias", {1, NONE}, ZEROS, true, false},
+    [PARAM_ATT_PROJ_W] = {"attn.c_proj.weight", {1, 1}, RESIDUAL, true, true},
+    [PARAM_ATT_PROJ_B] = {"attn.c_proj.bias", {1, NONE}, ZEROS, true, true},
+    [PARAM_QKV_W] = {"attn.c_attn.weight", {1, 3}, NORMAL, true, true},
+    [PARAM_QKV_B] = {"attn.c_attn.bias", {3, NONE}, ZEROS, true, true},
+    [PARAM_LN_1_W] = {"ln_1.weight", {1, NONE}, ONES, true, false},
+    [PARAM_LN_1_B] = {"ln_1.bias", {1, NONE}, ZEROS, true, false},
+    [PARAM_WPE] = {"wpe.weight", {CONTEXT, 1}, NORMAL, false, false},
+    [PARAM_WTE] = {"wte.weight", {VOCAB, 1}, NORMAL, false, false},
 };
 
 static int64_t dimension(int code, const struct gpt_config *c) {
@@ -63,6 +63,7 @@ static void table_add(struct param_table *table, enum param_kind kind, int layer
                   : init == RESIDUAL ? INIT_STD / sqrtf(2.0f * (float)c->layers)
                                      : 0.0f;
     p->decay = p->ndim == 2;
+    p->product = kinds[kind].product;
     table->params++;
     table->parameters += p->count;
     table->elements += (p->count + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;

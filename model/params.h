@@ -13,6 +13,7 @@ struct gpt_config {
     bool tied;      /* the head is the transposed token embedding */
     bool recompute; /* keep only each block's input, and run its forward pass again in the backward pass */
     float dropout;
+    enum dtype precision; /* of the operands and results of matrix products: fp32 (0), bf16 or fp16 */
 };
 
 /* In ready order; those from PARAM_MLP_PROJ_W to PARAM_LN_1_B once per layer. */
@@ -45,6 +46,7 @@ struct param {
     int64_t dim[2];
     float init_mean, init_std;
     bool decay;            /* weight decay acts on matrices only */
+    bool product;          /* a weight or bias of a matrix product: taken in gpt_config.precision */
     int64_t offset, count; /* elements of the flat range */
 };
 

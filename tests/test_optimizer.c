@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/half.h"
 #include "kernels/philox.h"
 #include "train/optimizer.h"
 
@@ -115,6 +116,47 @@ static void test_clipping(void **state) {
     for (double clip = 0.125; clip < 100; clip *= 1.5) check_rules(0.1f, clip);
 }
 
+/* Whatever products compute in, the weights take the same update, and what products take of them follows. */
+static void check_master_weights(enum dtype precision) {
+    const struct optimizer_options rule = {"adamw", 0.9f, 0.95f, 1e-8f, 0.0f, 0.1f, 1.0};
+    struct gpt g[2];
+    struct optimizer optimizer[2];
+    for (int k = 0; k < 2; k++) {
+        struct gpt_config c = config;
+        c.precision = k ? precision : DTYPE_F32;
+        gpt_create(&g[k], &c, &device_cpu, 1, true);
+        gpt_initialise(&g[k], 1);
+        optimizer_create(&optimizer[k], &rule, &g[k]);
+    }
+    const size_t count = (size_t)g[0].table.elements;
+    uint16_t *expected = calloc(count, sizeof *expected), *before = calloc(count, sizeof *before);
+    for (int step = 1; step <= STEPS; step++) {
+        memcpy(before, g[1].rounded.data, count * sizeof *before);
+        for (int k = 0; k < 2; k++) {
+            draw_gradient(&g[k], step);
+            optimizer_update(&optimizer[k], &g[k], 0.01, optimizer_gradient_norm(&g[k]), NULL, 0, step);
+        }
+        assert_memory_equal(g[0].weight.data, g[1].weight.data, count * sizeof(float));
+        const float *w = tensor_f32(g[1].weight);
+        for (size_t i = 0; i < count; i++)
+            expected[i] = precision == DTYPE_BF16 ? half_to_bf16(w[i]) : half_to_fp16(w[i]);
+        assert_memory_equal(g[1].rounded.data, expected, count * sizeof *expected);
+        assert_memory_not_equal(g[1].rounded.data, before, count * sizeof *before);
+    }
+    for (int k = 0; k < 2; k++) {
+        optimizer_free(&optimizer[k]);
+        gpt_free(&g[k]);
+    }
+    free(expected);
+    free(before);
+}
+
+static void test_weights_stay_fp32(void **state) {
+    (void)state;
+    check_master_weights(DTYPE_BF16);
+    check_master_weights(DTYPE_F16);
+}
+
 int main(void) {
     struct error e;
     if (device_cpu.open(2, &e)) return 1;
@@ -122,6 +164,7 @@ int main(void) {
         cmocka_unit_test(test_plain),
         cmocka_unit_test(test_weight_decay_acts_on_matrices_only),
         cmocka_unit_test(test_clipping),
+        cmocka_unit_test(test_weights_stay_fp32),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,10 +28,10 @@ static const struct options *accept_words(char **words) {
 }
 
 /* refuse(word in the message, option words...) */
-#define refuse(message, ...) refuse_words(message, (char *[]){"command", __VA_ARGS__, NULL})
-static void refuse_words(const char *message, char **words) {
+#define refuse(message, ...) refuse_words(TRAIN, message, (char *[]){"command", __VA_ARGS__, NULL})
+static void refuse_words(enum option_command command, const char *message, char **words) {
     struct error e;
-    if (parse(TRAIN, &e, words)) fail_msg("accepted, though '%s' was expected", message);
+    if (parse(command, &e, words)) fail_msg("accepted, though '%s' was expected", message);
     assert_message(e, message);
 }
 
@@ -119,7 +119,7 @@ static void check_spelling(const char *name, const struct spelling *s) {
     struct error e;
     char word[128];
     snprintf(word, sizeof word, "--%s=%s", name, s->initial);
-    for (int command = TRAIN; command <= COMPARE; command *= 2)
+    for (int command = TRAIN; command <= PLAN; command *= 2)
         if (s->commands & command && !parse_words(command, &e, word)) fail_msg("%s: %s", word, e.text);
 }
 
@@ -134,21 +134,26 @@ static void test_every_name_and_alias_is_known_to_its_commands_only(void **state
     assert_message(e, "option 'lr' is not known");
 }
 
+/* Refuses an option's word by one of its commands. */
+static void refuse_spelling(const struct spelling *s, const char *message, char *word) {
+    refuse_words(s->commands & -s->commands, message, (char *[]){"command", word, NULL});
+}
+
 static void check_range(const char *name, const struct spelling *s) {
-    if (!s->number || !(s->commands & TRAIN)) return;
+    if (!s->number) return;
     char word[128];
     const double outside[] = {s->low - 1.0, 2.0 * s->high + 1.0};
     for (int i = 0; i < 2; i++) {
         snprintf(word, sizeof word, "--%s=%.17g", name, outside[i]);
-        refuse(strchr(word, '=') + 1, word);
+        refuse_spelling(s, strchr(word, '=') + 1, word);
     }
     const char *const malformed[] = {"", "x", "1x", "1,5", "nan", "inf", "1e999", "--", "1 2"};
     for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++) {
         snprintf(word, sizeof word, "--%s=%s", name, malformed[i]);
-        refuse(s->whole ? "expected a whole number from" : "expected a number from", word);
+        refuse_spelling(s, s->whole ? "expected a whole number from" : "expected a number from", word);
     }
     snprintf(word, sizeof word, "--%s=%.17g", name, s->low + 0.5);
-    if (s->whole) refuse("expected a whole number from", word);
+    if (s->whole) refuse_spelling(s, "expected a whole number from", word);
 }
 
 static void test_numbers_outside_their_range_or_malformed_are_refused(void **state) {
@@ -161,7 +166,7 @@ static void check_switch(const char *name, const struct spelling *s) {
     if (!s->is_switch) return;
     char word[128];
     snprintf(word, sizeof word, "--%s=maybe", name);
-    refuse("expected on or off", word);
+    refuse_spelling(s, "expected on or off", word);
 }
 
 static void test_switches(void **state) {

@@ -2,7 +2,8 @@
  *
  *     build/tests/test_reference [CASE_FOLDER TEXT_FILE TOLERANCE]     follows another fixture of the same format
  *
- * The oracle is double precision, so what differs is tandem's fp32. */
+ * The oracle is double precision, so what differs is tandem's fp32. In 16 bits the oracle rounds where tandem does: a rounding
+ * in another place is as large as what the format costs, one that falls otherwise now and then is not. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,6 +25,7 @@ struct fixture {
     char folder[512], text[600];
     double tolerance; /* relative, of losses and gradient norms */
     bool recompute;
+    enum dtype precision;
     int64_t micro_batches; /* the batch is cut into so many */
 };
 
@@ -53,6 +55,7 @@ static void open_case(struct case_state *s, const struct fixture *f) {
     char path[700];
     assert_int_equal(checkpoint_read_info(f->folder, &info, &e), 0);
     info.config.recompute = f->recompute;
+    info.config.precision = f->precision;
     snprintf(path, sizeof path, "%s/steps.jsonl", f->folder);
     s->steps = s->next_line = files_read_text(path, &e);
     assert_non_null(s->steps);
@@ -224,6 +227,90 @@ static void test_gradient_accumulation(void **state) {
     follow_case("untied", true, 2);
 }
 
+/* Distance of all gradients to those of a file, over the norm of those. */
+static double gradient_distance(const struct case_state *s, const char *folder, const char *name,
+                                float scale) {
+    struct error e = {0};
+    struct safetensors file;
+    char path[700];
+    double difference = 0, norm = 0;
+    snprintf(path, sizeof path, "%s/%s.safetensors", folder, name);
+    assert_int_equal(safetensors_open(&file, path, &e), 0);
+    for (int i = 0; i < s->gpt.table.params; i++) {
+        const struct param *p = &s->gpt.table.param[i];
+        struct tensor t;
+        char tensor[80];
+        snprintf(tensor, sizeof tensor, "%s%s", p->kind == PARAM_HEAD ? "" : "transformer.", p->name);
+        assert_int_equal(safetensors_find(&file, tensor, &t, &e), 0);
+        const float *found = tensor_f32(param_view(p, s->gpt.gradient)), *expected = tensor_f32(t);
+        for (int64_t k = 0; k < p->count; k++) {
+            difference += pow((double)(found[k] / scale) - (double)expected[k], 2);
+            norm += pow((double)expected[k], 2);
+        }
+    }
+    safetensors_close(&file);
+    return sqrt(difference / norm);
+}
+
+/* What one step in 16 bits comes to. */
+struct half_step {
+    double loss_error, gradient_error; /* from the exact ones */
+    double loss_away, gradient_away;   /* from the oracle that rounds to bf16 */
+};
+
+static struct half_step run_half_step(const char *name, enum dtype precision, float scale, bool recompute) {
+    struct fixture f = {.recompute = recompute, .precision = precision, .micro_batches = 1};
+    struct case_state s;
+    struct error e = {0};
+    struct half_step result = {0};
+    char path[700];
+    snprintf(f.folder, sizeof f.folder, "tests/ref/%s", name);
+    snprintf(f.text, sizeof f.text, "tests/ref/%s/text.bin", name);
+    open_case(&s, &f);
+    cJSON *step = next_step(&s);
+    const int64_t T = s.gpt.config.context, N = s.batch * T;
+    const struct gpt_batch batch = {
+        .tokens = s.tokens, .targets = s.targets, .sequences = s.batch, .positions = T, .training = true};
+    const struct gpt_backward_plan plan = {.scale = scale / (float)N};
+    gpt_forward(&s.gpt, &batch);
+    const double loss = gpt_backward(&s.gpt, &batch, &plan).loss / (double)N;
+    result.loss_error = fabs(loss - cJSON_GetObjectItem(step, "loss")->valuedouble);
+    result.gradient_error = gradient_distance(&s, f.folder, "gradients", scale);
+    snprintf(path, sizeof path, "%s/bf16.json", f.folder);
+    char *text = precision == DTYPE_BF16 ? files_read_text(path, &e) : NULL;
+    if (text) {
+        cJSON *oracle = cJSON_Parse(text);
+        result.loss_away = fabs(loss - cJSON_GetObjectItem(oracle, "loss")->valuedouble);
+        result.gradient_away = gradient_distance(&s, f.folder, "gradients-bf16", scale);
+        cJSON_Delete(oracle);
+        free(text);
+    }
+    cJSON_Delete(step);
+    close_case(&s);
+    return result;
+}
+
+static void test_bf16_rounds_where_it_should(void **state) {
+    (void)state;
+    for (int recompute = 0; recompute < 2; recompute++) {
+        const struct half_step s = run_half_step("tied", DTYPE_BF16, 1.0f, recompute);
+        print_message("loss %.2g from the oracle's and %.2g from the exact one, gradients %.2g and %.2g\n",
+                      s.loss_away, s.loss_error, s.gradient_away, s.gradient_error);
+        assert_true(s.loss_away > 0 && s.loss_away < 0.1 * s.loss_error);
+        assert_true(s.gradient_away > 0 && s.gradient_away < 0.1 * s.gradient_error);
+    }
+}
+
+/* A rounding costs 2^-9 and 2^-12 on average, and there are about a dozen on the way of a gradient. */
+static void test_half_precision_costs_what_its_bits_cost(void **state) {
+    (void)state;
+    for (int tied = 0; tied < 2; tied++) {
+        const char *name = tied ? "tied" : "untied";
+        assert_true(run_half_step(name, DTYPE_BF16, 1.0f, false).gradient_error < 0x1p-6);
+        assert_true(run_half_step(name, DTYPE_F16, 1024.0f, false).gradient_error < 0x1p-9);
+    }
+}
+
 static int follow_given(char **argv) {
     struct fixture f = {.tolerance = atof(argv[3]), .micro_batches = 1};
     snprintf(f.folder, sizeof f.folder, "%s", argv[1]);
@@ -242,6 +329,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_context_of_several_tiles),
         cmocka_unit_test(test_recompute),
         cmocka_unit_test(test_gradient_accumulation),
+        cmocka_unit_test(test_bf16_rounds_where_it_should),
+        cmocka_unit_test(test_half_precision_costs_what_its_bits_cost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,10 +93,10 @@ def test_evaluation_is_that_of_one_rank(shards, tmp_path, batches):
         assert [loss[field] for loss in losses] == pytest.approx([losses[0][field]] * 4, rel=1e-6)
 
 
-STEP_FIELDS = {"event", "step", "loss", "accuracy", "grad_norm", "lr", "loss_scale", "step_ms", "forward_ms",
+STEP_FIELDS = {"event", "step", "loss", "accuracy", "grad_norm", "lr", "loss_scale", "skipped", "step_ms", "forward_ms",
                "backward_ms", "optimizer_ms", "comm_ms", "comm_exposed_ms", "bubble_ms", "bytes_sent", "bytes_dense",
                "interval", "tokens_per_s", "mfu", "memory_bytes", "energy_j"}
-NOT_MEASURED = {"loss_scale", "bubble_ms", "interval", "energy_j"}
+NOT_MEASURED = {"bubble_ms", "interval", "energy_j"}
 
 
 def check_step(step, ranks, elements):
@@ -108,6 +108,7 @@ def check_step(step, ranks, elements):
     for part in "forward_ms", "backward_ms", "optimizer_ms", "data_ms":
         assert 0 < step[part] <= step["step_ms"]
     assert step["tokens_per_s"] == pytest.approx(12 * 16 / step["step_ms"] * 1000)
+    assert step["loss_scale"] == 1 and step["skipped"] == 0
     assert step["mfu"] > 0 and step["memory_bytes"] > MIB and 0 <= step["accuracy"] <= 1
 
 

@@ -202,6 +202,7 @@ int checkpoint_read_weights(const char *checkpoint, struct gpt *g, struct error 
     if (safetensors_open(&f, path, e)) return -1;
     int status = 0;
     for (int i = 0; !status && i < g->table.params; i++) status = read_weight(&f, g, &g->table.param[i], e);
+    gpt_round_weights(g);
     safetensors_close(&f);
     return status;
 }

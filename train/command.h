@@ -9,6 +9,7 @@ int command_train(int argc, char **argv);
 int command_compare(int argc, char **argv);
 int command_generate(int argc, char **argv);
 int command_data(int argc, char **argv);
+int command_plan(int argc, char **argv);
 int command_info(int argc, char **argv);
 
 /* Parses the options of a command that runs on all ranks, opens the world and calls `work` there, whose exit code comes back.

@@ -104,8 +104,8 @@ static int train(struct run *run, struct error *e) {
         const struct step_outcome outcome = trainer_step(t, done, signals_received() != 0);
         metrics_step(&run->metrics, done + 1, &outcome.record);
         progress_step(&run->progress, done, &outcome.record, false);
-        if (outcome.diverged) reason = "diverged";
-        if (outcome.diverged) break;
+        if (outcome.verdict == STEP_DIVERGED) reason = "diverged";
+        if (outcome.verdict == STEP_DIVERGED) break;
         done++;
         if (outcome.stop) reason = "signal";
         if (outcome.stop) break;

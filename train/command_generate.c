@@ -43,7 +43,8 @@ static int generate(const struct options *o, struct error *e) {
     const struct thread_plan plan = threads_plan(o->threads, self);
     comm_close(self);
     if (device->open(plan.threads, e) || checkpoint_locate(o->checkpoint, checkpoint, sizeof checkpoint, e) ||
-        checkpoint_read_info(checkpoint, &info, e))
+        checkpoint_read_info(checkpoint, &info, e) ||
+        device_find_precision(device, o->precision, &info.config.precision, e))
         return -1;
     const struct tokenizer *tokenizer = tokenizer_find(info.tokenizer, e);
     if (!tokenizer) return -1;

@@ -59,6 +59,9 @@ static void announce(struct run *run, const struct run_facts *f) {
            f->device, text);
     printf("comm    %s; %d bucket%s, overlap %s\n", f->communication, f->buckets, f->buckets == 1 ? "" : "s",
            o->overlap ? "on" : "off");
+    if (t->gpt.config.precision != DTYPE_F32)
+        printf("numbers %s in products and activations, fp32 in weights and updates; loss scale %.0f%s\n",
+               o->precision, t->loss_scale.scale, t->loss_scale.dynamic ? ", dynamic" : "");
     printf("batch   %lld sequences = %lld rank%s x %lld micro-batch%s x %lld\n", (long long)o->batch_size,
            (long long)f->ranks, f->ranks == 1 ? "" : "s", (long long)(t->share / t->micro_batch),
            t->share == t->micro_batch ? "" : "es", (long long)t->micro_batch);
@@ -91,12 +94,22 @@ static bool due(int64_t every, int64_t done) {
     return every > 0 && done % every == 0;
 }
 
+static void report_skipped(const struct run *run, int64_t step, const struct step_record *r) {
+    if (run->speaks)
+        log_line(
+            "step %lld is skipped: not everything in it is finite; the loss scale goes from %.0f to %.0f",
+            (long long)step + 1, r->loss_scale, run->trainer.loss_scale.scale);
+}
+
 static int report_divergence(struct run *run, int64_t step, const struct step_record *r) {
     if (run->speaks)
         log_line("step %lld: the loss is %g and the gradient norm %g: training has diverged and ends here, "
                  "before the "
-                 "update; try a smaller --lr or a longer --warmup. Models saved earlier are untouched",
-                 (long long)step + 1, r->loss, r->grad_norm);
+                 "update; try a smaller --lr or a longer --warmup%s. Models saved earlier are untouched",
+                 (long long)step + 1, r->loss, r->grad_norm,
+                 strcmp(run->options->precision, "fp16") != 0 ? ""
+                 : run->trainer.loss_scale.dynamic            ? ", or --precision bf16"
+                                                              : ", or --loss-scale dynamic");
     metrics_end(&run->metrics, step, progress_median_step_ms(&run->progress), &run->eval, "diverged");
     return EXIT_DIVERGED;
 }
@@ -133,7 +146,8 @@ static int run_steps(struct run *run) {
         metrics_step(&run->metrics, done, &outcome.record);
         if (show) metrics_buckets(&run->metrics, done, t->reducer.engine, t->step_started);
         progress_step(&run->progress, step, &outcome.record, show);
-        if (outcome.diverged) return report_divergence(run, step, &outcome.record);
+        if (outcome.verdict == STEP_SKIPPED) report_skipped(run, step, &outcome.record);
+        if (outcome.verdict == STEP_DIVERGED) return report_divergence(run, step, &outcome.record);
         if (due(o->check_every, done)) trainer_check_ranks(t, step);
         if (outcome.stop) return finish_run(run, done, true);
         if (due(o->eval_every, done)) evaluate_now(run, done);

@@ -13,6 +13,7 @@ static const struct {
     {"compare", command_compare, "train methods x seeds: is accuracy kept, and what is it worth?"},
     {"generate", command_generate, "sample text from a trained model"},
     {"data", command_data, "build token shards from text, or look into them"},
+    {"plan", command_plan, "draw a pipeline schedule and simulate its cost"},
     {"info", command_info, "devices, libraries, threads and ranks found here"},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };

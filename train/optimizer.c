@@ -90,4 +90,5 @@ void optimizer_update(struct optimizer *o, struct gpt *g, double lr, double norm
             if (range[k].gradients > 0) o->rule->update(o, g, &run);
         }
     }
+    gpt_round_weights(g);
 }

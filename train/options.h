@@ -7,7 +7,7 @@
 #include "kernels/base.h"
 
 /* Commands an option belongs to: bits. Compare has all options of train besides its own. */
-enum option_command { TRAIN = 1, GENERATE = 2, DATA = 4, INFO = 8, COMPARE = 16 };
+enum option_command { TRAIN = 1, GENERATE = 2, DATA = 4, INFO = 8, COMPARE = 16, PLAN = 32 };
 
 #define OPTION_C_TEXT const char *
 #define OPTION_C_INTEGER int64_t

@@ -51,6 +51,7 @@ void progress_step(struct progress *p, int64_t step, const struct step_record *r
     p->done++;
     p->last = *r;
     p->bytes_sent += (int64_t)r->bytes_sent;
+    p->skipped += (int64_t)r->skipped;
     if (!p->shown || !show) return;
     const long long left = (long long)remaining_seconds(p);
     printf("step %6lld/%lld  loss %7.4f  accuracy %.3f  lr %.2e  %8.1f ms/step  %8.0f tokens/s  comm exposed "
@@ -84,6 +85,7 @@ void progress_summary(const struct progress *p, const struct eval_record *e, int
                  exposed_ms = median(p->exposed_ms, p->done);
     printf("\nSummary\n");
     row("steps", "%.0f", (double)p->done);
+    if (p->skipped) row("  of them skipped", "%.0f: not finite", (double)p->skipped);
     row("wall time", "%.1f s", clock_seconds() - p->started);
     row("step time, median", "%.2f ms", step_ms);
     row("tokens/s, median", "%.0f", p->last.tokens_per_s * p->last.step_ms / step_ms);

@@ -11,7 +11,7 @@ struct progress {
     int64_t room;                           /* entries allocated of each of these: */
     double *step_ms, *exposed_ms, *comm_ms; /* [done] of every step, for medians */
     struct step_record last;
-    int64_t bytes_sent; /* so far */
+    int64_t bytes_sent, skipped; /* so far: bytes; steps */
     double started;
 };
 

@@ -18,12 +18,6 @@ static bool catches_up(const struct options *o) {
            (has_interval(o) && strcmp(o->covap_dropped, "catch-up") == 0);
 }
 
-static enum dtype find_wire(const char *name) {
-    int dtype = 0;
-    while (strcmp(dtype_table[dtype].name, name) != 0) dtype++; /* a choice option: it is there */
-    return (enum dtype)dtype;
-}
-
 /* N, or 0 for auto. */
 static int parse_interval(const struct options *o, int64_t *interval, struct error *e) {
     char *end;
@@ -65,7 +59,7 @@ static struct bucket_plan plan_for(const struct reducer *r, int64_t total, int64
                      .start_step = reducer_start_step(o),
                      .levels = o->levels,
                      .momentum = o->momentum,
-                     .wire = find_wire(o->wire),
+                     .wire = dtype_find(o->wire),
                      .seed = (uint64_t)o->seed},
     };
 }

@@ -71,7 +71,7 @@ static double measure_peak_flops(const struct device *d) {
 
 static int create_model(struct trainer *t, struct error *e) {
     const struct options *o = t->options;
-    const struct gpt_config config = {
+    struct gpt_config config = {
         .layers = (int)o->layers,
         .heads = (int)o->heads,
         .channels = (int)o->channels,
@@ -81,6 +81,7 @@ static int create_model(struct trainer *t, struct error *e) {
         .recompute = o->recompute,
         .dropout = (float)o->dropout,
     };
+    if (device_find_precision(t->device, o->precision, &config.precision, e)) return -1;
     const struct optimizer_options rule = {
         .rule = o->optimizer,
         .beta1 = (float)o->beta1,
@@ -104,7 +105,7 @@ int trainer_create(struct trainer *t, const struct options *o, struct comm *comm
     t->threads = threads_plan(o->threads, comm);
     t->device = device_find(o->device, e);
     int status = t->device ? t->device->open(t->threads.threads, e) : -1;
-    status = status || plan_batch(t, e) || open_data(t, e);
+    status = status || loss_scale_create(&t->loss_scale, o, e) || plan_batch(t, e) || open_data(t, e);
     if (comm_agree(comm, status ? -1 : 0, e)) {
         trainer_free(t);
         return -1;
@@ -157,8 +158,14 @@ void trainer_read_batch(struct trainer *t, int64_t step) {
     t->data_ms = 1e3 * (clock_seconds() - t->step_started);
 }
 
+/* What has become final loses the loss scale before anything else looks at it. */
 static void gradients_ready(void *context, int64_t elements) {
-    bucket_engine_mark_ready(context, elements);
+    const struct trainer *t = context;
+    struct bucket_engine *engine = t->reducer.engine;
+    const struct tensor fresh = tensor_slice(t->gpt.gradient, engine->ready, elements - engine->ready);
+    if (t->loss_scale.scale != 1)
+        t->device->cast(t->gpt.stream, fresh, fresh, (float)(1 / t->loss_scale.scale));
+    bucket_engine_mark_ready(engine, elements);
 }
 
 static double milliseconds_since(double *mark) {
@@ -180,14 +187,15 @@ static void run_micro_batches(struct trainer *t, int64_t step, struct step_recor
                                         .seed = (uint64_t)t->options->seed,
                                         .step = step,
                                         .first_sequence = t->comm->rank * t->share + first};
-        const struct gpt_backward_plan plan = {.scale = 1.0f / (float)batch_tokens,
+        const struct gpt_backward_plan plan = {.scale = (float)t->loss_scale.scale / (float)batch_tokens,
                                                .accumulate = first > 0,
                                                .ready = last ? gradients_ready : NULL,
-                                               .context = t->reducer.engine};
+                                               .context = t};
         double mark = clock_seconds();
         gpt_forward(&t->gpt, &batch);
         r->forward_ms += milliseconds_since(&mark);
-        if (last) bucket_engine_begin(t->reducer.engine, step);
+        /* Steps that were skipped are none to a compressor: what was due in one is due again. */
+        if (last) bucket_engine_begin(t->reducer.engine, t->reducer.updates);
         const struct gpt_loss part = gpt_backward(&t->gpt, &batch, &plan);
         r->backward_ms += milliseconds_since(&mark);
         r->loss += part.loss / (double)batch_tokens;
@@ -234,9 +242,12 @@ struct step_outcome trainer_step(struct trainer *t, int64_t step, bool stop) {
     double votes[2] = {stop, !finite || !isfinite(r->loss) || !isfinite(r->grad_norm)};
     step_record_reduce(r, t->comm, REDUCE_SUM, votes, 2);
     outcome.stop = votes[0] > 0;
-    outcome.diverged = votes[1] > 0;
-    bucket_engine_commit(t->reducer.engine, !outcome.diverged);
-    if (!outcome.diverged) reducer_update(&t->reducer, &t->optimizer, &t->gpt, r->lr, r->grad_norm);
+    r->loss_scale = t->loss_scale.scale;
+    outcome.verdict = loss_scale_judge(&t->loss_scale, votes[1] == 0, isfinite(r->loss));
+    r->skipped = outcome.verdict == STEP_SKIPPED;
+    bucket_engine_commit(t->reducer.engine, outcome.verdict == STEP_ACCEPTED);
+    if (outcome.verdict == STEP_ACCEPTED)
+        reducer_update(&t->reducer, &t->optimizer, &t->gpt, r->lr, r->grad_norm);
     r->optimizer_ms = milliseconds_since(&mark);
     finish_record(t, r);
     reducer_tune(&t->reducer, step);

@@ -3,6 +3,7 @@
 #define TANDEM_TRAINER_H
 
 #include "data/loader.h"
+#include "train/loss_scale.h"
 #include "train/lr_schedule.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
@@ -19,6 +20,7 @@ struct trainer {
     struct optimizer optimizer;
     struct reducer reducer;
     struct lr_schedule schedule;
+    struct loss_scale loss_scale;
     int64_t share, micro_batch; /* sequences of the global batch that are this rank's; and of those at once */
     int32_t *tokens, *targets;  /* [share * context] */
     double step_started, data_ms; /* of the step under way */
@@ -36,8 +38,8 @@ struct run_facts trainer_facts(const struct trainer *trainer);
 /* What one step came to. */
 struct step_outcome {
     struct step_record record;
-    bool stop;     /* some rank was asked to stop by a signal */
-    bool diverged; /* loss or gradient norm is not finite; the weights have not been touched */
+    bool stop;                 /* some rank was asked to stop by a signal */
+    enum step_verdict verdict; /* accepted, or something was not finite: then no weight has been touched */
 };
 
 /* Reads this rank's share of the global batch of a step (from 0) into tokens and targets. Not collective. */

@@ -3,6 +3,7 @@
  * m)^T dout,  dscore = p (m (dout v^T) - delta),  dq = scale dscore k,  dk = scale dscore^T q. */
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/wide.h"
 
 struct backward_task {
     const struct attention_shape *a;
@@ -70,6 +71,9 @@ static void score_tile(const struct backward_task *t, int64_t first_query, int64
 void cpu_attention_backward(struct stream *s, struct tensor dqkv, struct tensor dout, struct tensor out,
                             struct tensor lse, struct tensor qkv, struct dropout drop) {
     (void)s;
+    struct wide wide = {0};
+    dqkv = wide_write(&wide, dqkv), dout = wide_read(&wide, dout);
+    out = wide_read(&wide, out), qkv = wide_read(&wide, qkv);
     const struct attention_shape a = attention_shape_of(qkv, lse, out);
     const int64_t rows = a.sequences * a.positions;
     const struct backward_task all = {.a = &a,
@@ -90,4 +94,5 @@ void cpu_attention_backward(struct stream *s, struct tensor dqkv, struct tensor 
                 for (int64_t first_query = first_key; first_query < a.positions; first_query += TILE)
                     score_tile(&task, first_query, first_key);
         }
+    wide_finish(&wide);
 }

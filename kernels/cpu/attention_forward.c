@@ -3,6 +3,7 @@
  * unnormalised output. */
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/wide.h"
 
 #include <string.h>
 
@@ -87,6 +88,8 @@ static void query_tile(const struct attention_shape *a, float *out, float *lse, 
 void cpu_attention_forward(struct stream *s, struct tensor out, struct tensor lse, struct tensor qkv,
                            struct dropout drop) {
     (void)s;
+    struct wide wide = {0};
+    out = wide_write(&wide, out), qkv = wide_read(&wide, qkv);
     const struct attention_shape a = attention_shape_of(qkv, lse, out);
     float *output = tensor_f32(out), *logs = tensor_f32(lse), *input = tensor_f32(qkv);
     const int64_t tiles = blocks_of(a.positions, TILE);
@@ -97,4 +100,5 @@ void cpu_attention_forward(struct stream *s, struct tensor out, struct tensor ls
         for (int64_t head = 0; head < a.heads; head++)
             for (int64_t tile = tiles - 1; tile >= 0; tile--)
                 query_tile(&a, output, logs, input, &drop, sequence, head, tile * TILE);
+    wide_finish(&wide);
 }

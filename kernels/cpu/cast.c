@@ -1,13 +1,14 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/half.h"
 
-/* One loop for each pair of dtypes; strips keep threads busy and each loop simple enough to vectorise. */
-#define CAST(name, to_type, from_type, expression)                                                   \
-    static void name(void *out, const void *in, int64_t count, float scale) {                        \
-        to_type *restrict y = out;                                                                   \
-        const from_type *restrict x = in;                                                            \
-        _Pragma("omp parallel for simd schedule(static)") for (int64_t i = 0; i < count; i++) y[i] = \
-            expression;                                                                              \
+/* One loop for each pair of dtypes; strips keep threads busy and each loop simple enough to vectorise. Not `restrict`: fp32
+ * may be scaled in place. */
+#define CAST(name, to_type, from_type, expression)                                                       \
+    static void name(void *out, const void *in, int64_t count, float scale) {                            \
+        to_type *y = out;                                                                                \
+        const from_type *x = in;                                                                         \
+        _Pragma("omp parallel for simd schedule(static) if (parallel : count > PARALLEL_MINIMUM)") for ( \
+            int64_t i = 0; i < count; i++) y[i] = expression;                                            \
     }
 CAST(f32_from_f32, float, float, scale *x[i])
 CAST(bf16_from_f32, uint16_t, float, half_to_bf16(scale *x[i]))

@@ -1,6 +1,7 @@
 /* Softmax, cross-entropy and its gradient in place: the logits are the largest tensor of a small model. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/wide.h"
 
 /* NaN compares false and is passed over here; the sum of exponentials brings it back. */
 static float row_maximum(const float *x, int64_t count) {
@@ -38,6 +39,8 @@ static bool is_first_largest(const float *x, int64_t target, float largest) {
 void cpu_cross_entropy(struct stream *s, struct tensor loss, struct tensor correct, struct tensor logits,
                        struct tensor targets, float scale) {
     (void)s;
+    struct wide wide = {0};
+    logits = scale == 0.0f ? wide_read(&wide, logits) : wide_update(&wide, logits);
     const int64_t rows = tensor_rows(logits), columns = tensor_columns(logits);
     CHECK(tensor_count(targets) == rows, "%lld targets for %lld rows", (long long)tensor_count(targets),
           (long long)rows);
@@ -59,4 +62,5 @@ void cpu_cross_entropy(struct stream *s, struct tensor loss, struct tensor corre
         for (int64_t j = 0; j < columns; j++) row[j] *= factor;
         row[t] -= scale;
     }
+    wide_finish(&wide);
 }

@@ -106,6 +106,7 @@ float *cpu_scratch(int64_t count) {
 
 const struct device device_cpu = {
     .name = "cpu",
+    .precisions = "fp32|bf16|fp16",
     .open = cpu_open,
     .describe = cpu_describe,
     .memory_alloc = cpu_memory_alloc,

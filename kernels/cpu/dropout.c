@@ -1,6 +1,7 @@
 /* Dropout and residual sums: passes over rows. An output may be an input, element for element: `omp simd`
  * says so to the compiler, which would otherwise run such calls one element at a time. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/wide.h"
 
 #include <string.h>
 
@@ -34,6 +35,8 @@ void cpu_residual_row(float *sum, const float *x, const float *delta, int64_t co
 
 void cpu_dropout_apply(struct stream *s, struct tensor y, struct tensor x, struct dropout drop) {
     (void)s;
+    struct wide wide = {0};
+    y = wide_write(&wide, y), x = wide_read(&wide, x);
     const int64_t rows = tensor_rows(x), columns = tensor_columns(x);
     float *out = cpu_matrix(y, rows, columns);
     const float *in = tensor_f32(x);
@@ -44,14 +47,18 @@ void cpu_dropout_apply(struct stream *s, struct tensor y, struct tensor x, struc
             memcpy(out + i * columns, in + i * columns, (size_t)columns * sizeof *out);
         else
             cpu_dropout_row(out + i * columns, in + i * columns, columns, &drop, i);
+    wide_finish(&wide);
 }
 
 void cpu_residual_add(struct stream *s, struct tensor y, struct tensor delta, struct dropout drop) {
     (void)s;
+    struct wide wide = {0};
+    delta = wide_read(&wide, delta);
     const int64_t rows = tensor_rows(y), columns = tensor_columns(y);
     float *out = tensor_f32(y);
     const float *added = cpu_matrix(delta, rows, columns);
 #pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_MINIMUM)
     for (int64_t i = 0; i < rows; i++)
         cpu_residual_row(out + i * columns, out + i * columns, added + i * columns, columns, &drop, i);
+    wide_finish(&wide);
 }

@@ -1,12 +1,15 @@
 /* GELU, backward; its forward pass belongs to the layer in front of it (matmul.c). */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/wide.h"
 
 #include <string.h>
 
 void cpu_gelu_backward(struct stream *s, struct tensor dy, struct tensor dbias, struct tensor pre,
                        float beta) {
     (void)s;
+    struct wide wide = {0};
+    dy = wide_update(&wide, dy), pre = wide_read(&wide, pre);
     const int64_t rows = tensor_rows(dy), columns = tensor_columns(dy), blocks = blocks_of(rows, ROW_BLOCK);
     float *gradient = tensor_f32(dy);
     const float *before = cpu_matrix(pre, rows, columns);
@@ -25,4 +28,5 @@ void cpu_gelu_backward(struct stream *s, struct tensor dy, struct tensor dbias, 
         }
     }
     cpu_combine_blocks(cpu_matrix(dbias, 1, columns), beta, partial, blocks, columns, columns);
+    wide_finish(&wide);
 }

@@ -1,6 +1,7 @@
 /* Layer norm, alone and behind a residual sum. One row stays in the first cache from its first pass to its
  * last. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/wide.h"
 
 #include <math.h>
 #include <string.h>
@@ -22,18 +23,23 @@ static void normalize_row(float *restrict y, float *restrict stats, const float 
 void cpu_layernorm_forward(struct stream *s, struct tensor y, struct tensor stats, struct tensor x,
                            struct tensor w, struct tensor b) {
     (void)s;
+    struct wide wide = {0};
+    y = wide_write(&wide, y);
     const int64_t rows = tensor_rows(x), columns = tensor_columns(x);
     const float *in = tensor_f32(x), *weight = cpu_matrix(w, 1, columns), *shift = cpu_matrix(b, 1, columns);
     float *out = cpu_matrix(y, rows, columns), *kept = cpu_matrix(stats, rows, 2);
 #pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_MINIMUM)
     for (int64_t i = 0; i < rows; i++)
         normalize_row(out + i * columns, kept + 2 * i, in + i * columns, weight, shift, columns);
+    wide_finish(&wide);
 }
 
 void cpu_residual_layernorm_forward(struct stream *s, struct tensor sum, struct tensor y, struct tensor stats,
                                     struct tensor x, struct tensor delta, struct tensor w, struct tensor b,
                                     struct dropout drop) {
     (void)s;
+    struct wide wide = {0};
+    y = wide_write(&wide, y), delta = wide_read(&wide, delta);
     const int64_t rows = tensor_rows(x), columns = tensor_columns(x);
     const float *in = tensor_f32(x), *added = cpu_matrix(delta, rows, columns);
     const float *weight = cpu_matrix(w, 1, columns), *shift = cpu_matrix(b, 1, columns);
@@ -45,6 +51,7 @@ void cpu_residual_layernorm_forward(struct stream *s, struct tensor sum, struct 
         cpu_residual_row(row, in + i * columns, added + i * columns, columns, &drop, i);
         normalize_row(out + i * columns, kept + 2 * i, row, weight, shift, columns);
     }
+    wide_finish(&wide);
 }
 
 /* With n = (x - mean) rstd and g = dy w:  dx += rstd (g - mean(g) - n mean(g n)),  dw += dy n,  db += dy. */
@@ -72,6 +79,8 @@ void cpu_layernorm_backward(struct stream *s, struct tensor dx, struct tensor dw
                             struct tensor dy, struct tensor x, struct tensor stats, struct tensor w,
                             float beta) {
     (void)s;
+    struct wide wide = {0};
+    dy = wide_read(&wide, dy);
     const int64_t rows = tensor_rows(x), columns = tensor_columns(x), blocks = blocks_of(rows, ROW_BLOCK);
     const float *in = tensor_f32(x), *gradient = cpu_matrix(dy, rows, columns);
     const float *kept = cpu_matrix(stats, rows, 2), *weight = cpu_matrix(w, 1, columns);
@@ -86,4 +95,5 @@ void cpu_layernorm_backward(struct stream *s, struct tensor dx, struct tensor dw
     }
     cpu_combine_blocks(cpu_matrix(dw, 1, columns), beta, partial, blocks, 2 * columns, columns);
     cpu_combine_blocks(cpu_matrix(db, 1, columns), beta, partial + columns, blocks, 2 * columns, columns);
+    wide_finish(&wide);
 }

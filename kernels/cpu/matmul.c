@@ -1,6 +1,7 @@
 /* Matrix products, through oneDNN, and the layers that are a product and a pass over its rows. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/wide.h"
 
 #include <oneapi/dnnl/dnnl.h>
 #include <string.h>
@@ -38,6 +39,9 @@ static struct strided padded(struct strided x, int64_t rows, float *room) {
 void cpu_matmul(struct stream *s, struct tensor c, struct tensor a, bool transpose_a, struct tensor b,
                 bool transpose_b, float beta) {
     (void)s;
+    struct wide wide = {0};
+    c = beta == 0.0f ? wide_write(&wide, c) : wide_update(&wide, c);
+    a = wide_read(&wide, a), b = wide_read(&wide, b);
     int64_t m = tensor_rows(c), n = tensor_columns(c);
     int64_t k = transpose_a ? tensor_rows(a) : tensor_columns(a);
     struct strided left = {cpu_matrix(a, m, k), tensor_columns(a)},
@@ -48,10 +52,13 @@ void cpu_matmul(struct stream *s, struct tensor c, struct tensor a, bool transpo
         left = padded(left, k, room);
     }
     cpu_sgemm((struct strided){tensor_f32(c), n}, m, n, k, 1.0f, left, transpose_a, right, transpose_b, beta);
+    wide_finish(&wide);
 }
 
 void cpu_linear_forward(struct stream *s, struct tensor y, struct tensor x, struct tensor w,
                         struct tensor bias) {
+    struct wide wide = {0};
+    y = wide_write(&wide, y), bias = wide_read(&wide, bias);
     cpu_matmul(s, y, x, false, w, false, 0.0f);
     const int64_t rows = tensor_rows(y), columns = tensor_columns(y);
     float *out = tensor_f32(y);
@@ -59,10 +66,13 @@ void cpu_linear_forward(struct stream *s, struct tensor y, struct tensor x, stru
 #pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_MINIMUM)
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < columns; j++) out[i * columns + j] += shift[j];
+    wide_finish(&wide);
 }
 
 void cpu_linear_gelu_forward(struct stream *s, struct tensor y, struct tensor pre, struct tensor x,
                              struct tensor w, struct tensor bias) {
+    struct wide wide = {0};
+    y = wide_write(&wide, y), pre = wide_write(&wide, pre), bias = wide_read(&wide, bias);
     cpu_matmul(s, pre, x, false, w, false, 0.0f);
     const int64_t rows = tensor_rows(pre), columns = tensor_columns(pre);
     float *out = cpu_matrix(y, rows, columns), *before = tensor_f32(pre);
@@ -76,4 +86,5 @@ void cpu_linear_gelu_forward(struct stream *s, struct tensor y, struct tensor pr
             out_row[j] = gelu(v);
         }
     }
+    wide_finish(&wide);
 }

@@ -1,5 +1,6 @@
 /* Sums over rows and over everything, in an order that the data alone decides. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/wide.h"
 
 #include <math.h>
 #include <string.h>
@@ -20,6 +21,8 @@ void cpu_combine_blocks(float *d, float beta, const float *partial, int64_t bloc
 
 void cpu_bias_backward(struct stream *s, struct tensor dbias, struct tensor dy, float beta) {
     (void)s;
+    struct wide wide = {0};
+    dy = wide_read(&wide, dy);
     const int64_t rows = tensor_rows(dy), columns = tensor_columns(dy), blocks = blocks_of(rows, ROW_BLOCK);
     const float *gradient = tensor_f32(dy);
     float *partial = cpu_scratch(blocks * columns);
@@ -31,6 +34,7 @@ void cpu_bias_backward(struct stream *s, struct tensor dbias, struct tensor dy, 
             for (int64_t j = 0; j < columns; j++) sum[j] += gradient[i * columns + j];
     }
     cpu_combine_blocks(cpu_matrix(dbias, 1, columns), beta, partial, blocks, columns, columns);
+    wide_finish(&wide);
 }
 
 /* Sixteen running sums hide the latency of the additions. */
