@@ -148,5 +148,5 @@ void reducer_tune(struct reducer *r, int64_t step) {
 
 double reducer_interval(const struct reducer *r, int64_t step) {
     if (!has_interval(r->options)) return NAN;
-    return step < r->engine->plan.compress.start_step ? 1.0 : (double)tuner_interval(&r->tuner, step);
+    return r->updates < r->engine->plan.compress.start_step ? 1.0 : (double)tuner_interval(&r->tuner, step);
 }

@@ -31,7 +31,7 @@ int64_t reducer_start_step(const struct options *options);
 double reducer_gradient_norm(struct reducer *reducer, const struct gpt *gpt);
 
 /* After the step was accepted: updates the weights. Where dropped units wait (--covap-dropped catch-up, accumulate), they are
- * not touched, and one that comes with the gradients of n steps takes the step of n (optimizer_update). */
+ * not touched, and one that comes with the gradients of n steps makes n steps at once (optimizer_update). */
 void reducer_update(struct reducer *reducer, struct optimizer *optimizer, struct gpt *gpt, double lr,
                     double norm);
 
