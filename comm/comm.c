@@ -21,13 +21,32 @@ int comm_open(struct comm **comm, const char *kind, const struct comm_options *o
     return error_set(e, "unknown communicator '%s': expected auto, self or mpi", kind);
 }
 
+void comm_set_places(struct comm *comm, const struct comm_place *place) {
+    const int here = place[comm->rank].host;
+    comm->place = place;
+    comm->local_rank = comm->local_size = comm->hosts = 0;
+    for (int r = 0; r < comm->size; r++) {
+        bool first = true;
+        for (int q = 0; q < r && first; q++) first = place[q].host != place[r].host;
+        comm->hosts += first;
+        if (place[r].host != here) continue;
+        if (r < comm->rank) comm->local_rank++;
+        comm->local_size++;
+    }
+}
+
+void comm_split(struct comm *comm, int color, int key, struct comm **child) {
+    *child = comm->ops->split(comm, color < 0 ? COMM_NO_COLOR : color, key);
+}
+
 void comm_close(struct comm *comm) {
     if (comm) comm->ops->close(comm);
 }
 
 static void begin(struct comm *comm, struct work *work, enum work_kind kind, const char *what,
                   struct tensor data, int root) {
-    *work = (struct work){.kind = kind, .what = what, .data = data, .root = root, .posted = clock_seconds()};
+    *work = (struct work){
+        .kind = kind, .what = what, .data = data, .root = root, .comm = comm, .posted = clock_seconds()};
     comm->ops->begin(comm, work);
 }
 
@@ -42,7 +61,8 @@ static void begin_rows(struct comm *comm, struct work *work, enum work_kind kind
     CHECK(all.dtype == mine.dtype && tensor_count(all) == expected,
           "%s of %lld elements into %lld, expected %lld", what, (long long)tensor_count(mine),
           (long long)tensor_count(all), (long long)expected);
-    *work = (struct work){.kind = kind, .what = what, .data = mine, .all = all, .posted = clock_seconds()};
+    *work = (struct work){
+        .kind = kind, .what = what, .data = mine, .all = all, .comm = comm, .posted = clock_seconds()};
     comm->ops->begin(comm, work);
 }
 
@@ -57,6 +77,22 @@ void comm_all_to_all_begin(struct comm *comm, struct tensor mine, struct tensor 
 void comm_broadcast_begin(struct comm *comm, struct tensor data, int root, struct work *work) {
     CHECK(root >= 0 && root < comm->size, "broadcast from rank %d of %d", root, comm->size);
     begin(comm, work, WORK_BROADCAST, "broadcast", data, root);
+}
+
+static void check_peer(const struct comm *comm, const char *what, int peer) {
+    CHECK(peer >= 0 && peer < comm->size && peer != comm->rank,
+          "rank %d of %d begins a %s with rank %d: the peer must be another rank of the communicator",
+          comm->rank, comm->size, what, peer);
+}
+
+void comm_send_begin(struct comm *comm, struct tensor data, int to, struct work *work) {
+    check_peer(comm, "send", to);
+    begin(comm, work, WORK_SEND, "send", data, to);
+}
+
+void comm_receive_begin(struct comm *comm, struct tensor data, int from, struct work *work) {
+    check_peer(comm, "receive", from);
+    begin(comm, work, WORK_RECEIVE, "receive", data, from);
 }
 
 void comm_end(struct comm *comm, struct work *work) {
@@ -81,6 +117,7 @@ static double combine(double a, double b, enum reduction reduction) {
 }
 
 void comm_reduce(struct comm *comm, double *values, int count, enum reduction reduction) {
+    if (count == 0) return;
     double *all = memory_alloc(sizeof *all * (size_t)count * (size_t)comm->size);
     comm->ops->gather(comm, "reduce", values, sizeof *values * (size_t)count, all);
     memcpy(values, all, sizeof *values * (size_t)count);

@@ -1,9 +1,14 @@
-/* Who talks to whom. A communicator and its collective operations, each as begin and end, so that a message travels
- * while the caller computes. Counts are elements. Two kinds: `self` (one rank) and `mpi` (host memory).
+/* Who talks to whom. Communicators and their operations, each as begin and end, so that a message travels while the
+ * caller computes. Counts are elements. Two kinds: `self` (one rank) and `mpi` (host memory).
  *
- * All MPI calls of a process are made by one communication thread, in the order in which they were begun; every
- * communicator member must begin the same operations in the same order. That thread sleeps while it waits. No wait
- * is endless: after `timeout_s` without progress the job ends with EXIT_PEER_LOST, naming the operation and the peer. */
+ * All MPI calls of a process are made by one communication thread, whatever the number of communicators. It keeps many
+ * operations under way at once and sleeps between its looks at them. Rules of order:
+ *   - collective operations of one communicator start in the order in which they were begun, which must be the same on
+ *     all of its ranks; those of different communicators do not wait for each other;
+ *   - messages from one rank to another in one communicator arrive in the order in which they were begun; a receive that
+ *     waits for its peer holds up nothing else.
+ * No wait is endless: a message under way for `timeout_s` to or from a peer that was not heard from meanwhile ends the job
+ * with EXIT_PEER_LOST, naming the operation, the peer's world rank and its host. */
 #ifndef TANDEM_COMM_H
 #define TANDEM_COMM_H
 
@@ -25,27 +30,42 @@ struct work {
     int64_t bytes_sent; /* by this rank, to other ranks; ALL_REDUCE_MPI: what the best algorithm sends */
     const char *what;   /* for the watchdog's message */
     struct tensor data, all;
-    int root;
+    int root;              /* of a broadcast; of a message, the peer */
     int kind, state, open; /* private to comm/ */
+    struct comm *comm;
     struct work *next;
 };
 
 enum reduction { REDUCE_SUM, REDUCE_MAX, REDUCE_MIN };
 
+/* Where a rank runs. */
+struct comm_place {
+    int world_rank; /* its rank in the communicator of comm_open */
+    int host;       /* the lowest world rank on its host: equal for ranks that share memory */
+    char host_name[64];
+};
+
 struct comm_ops;
 struct comm {
     const struct comm_ops *ops;
-    int rank, size;             /* in this communicator */
-    int local_rank, local_size; /* among the ranks on this host */
-    int hosts;
-    void *impl;
+    int rank, size;                 /* in this communicator */
+    int local_rank, local_size;     /* among its ranks on this host */
+    int hosts;                      /* that its ranks are on */
+    const struct comm_place *place; /* [size], of every rank */
 };
 
 /* Opens the world: kind `self` (always one rank), `mpi`, or `auto` (mpi under an MPI launcher, else self). Collective.
  * -1 with a message where the kind is unknown, not in this build, or MPI lacks the thread level needed. */
 int comm_open(struct comm **comm, const char *kind, const struct comm_options *options, struct error *e);
 
-/* Collective; every operation must have ended. */
+/* Cuts comm into one child for each color >= 0: *child has the ranks of the same color, ordered by key, then by rank in
+ * comm; NULL on ranks of color COMM_NO_COLOR. Served by the same communication thread; operations of the child and of
+ * comm know nothing of each other. Operations may be under way meanwhile. Close it with comm_close. Collective. */
+enum { COMM_NO_COLOR = -1 };
+void comm_split(struct comm *comm, int color, int key, struct comm **child);
+
+/* Every operation must have ended. Communicators may be closed in any order that is the same on all their ranks, parents
+ * before children too; MPI ends with the last. NULL is fine. Collective. */
 void comm_close(struct comm *comm);
 
 /* data (fp32; or bf16, fp16: added in fp32, the sum rounded once) = element-wise sum over all ranks, added in the order of ranks 0, 1, 2, ... whatever the number of
@@ -60,6 +80,12 @@ void comm_all_to_all_begin(struct comm *comm, struct tensor mine, struct tensor 
 
 /* data of rank `root` to all. Any dtype. Collective. */
 void comm_broadcast_begin(struct comm *comm, struct tensor data, int root, struct work *work);
+
+/* data goes to rank `to`, or comes from rank `from`, which must begin the other half with the same dtype and count; another
+ * length ends the job. Any dtype, any length. A send may be complete before its receive is begun, or only after it: rely on
+ * neither. Only between different ranks: a message to oneself fails a CHECK. Not collective. */
+void comm_send_begin(struct comm *comm, struct tensor data, int to, struct work *work);
+void comm_receive_begin(struct comm *comm, struct tensor data, int from, struct work *work);
 
 /* Waits for completion; the times in work are set. Not collective. True/false without waiting: comm_done. */
 void comm_end(struct comm *comm, struct work *work);

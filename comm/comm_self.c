@@ -2,8 +2,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "comm/ops.h"
+
+struct self {
+    struct comm comm; /* first, so that a comm is a self */
+    struct comm_place place;
+};
 
 static void self_begin(struct comm *comm, struct work *work) {
     (void)comm;
@@ -38,18 +44,34 @@ static void self_describe(const struct comm *comm, char *text, size_t size) {
     snprintf(text, size, "one process, no communication");
 }
 
+static struct comm *self_split(struct comm *comm, int color, int key);
+
 static const struct comm_ops self_ops = {
     .begin = self_begin,
     .end = self_end,
     .done = self_done,
     .gather = self_gather,
+    .split = self_split,
     .close = self_close,
     .describe = self_describe,
 };
 
+static struct comm *create(void) {
+    struct self *self = memory_alloc_zeroed(sizeof *self);
+    gethostname(self->place.host_name, sizeof self->place.host_name - 1);
+    self->comm.ops = &self_ops;
+    self->comm.size = 1;
+    comm_set_places(&self->comm, &self->place);
+    return &self->comm;
+}
+
+static struct comm *self_split(struct comm *comm, int color, int key) {
+    (void)comm, (void)key;
+    return color == COMM_NO_COLOR ? NULL : create();
+}
+
 int self_open(struct comm **comm, const struct comm_options *options, struct error *e) {
     (void)options, (void)e;
-    *comm = memory_alloc(sizeof **comm);
-    **comm = (struct comm){.ops = &self_ops, .size = 1, .local_size = 1, .hosts = 1};
+    *comm = create();
     return 0;
 }

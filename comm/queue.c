@@ -14,7 +14,7 @@ void queue_open(struct queue *queue, void *(*body)(void *context), void *context
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&queue->lock, NULL);
-    pthread_cond_init(&queue->posted, NULL);
+    pthread_cond_init(&queue->posted, &monotonic);
     pthread_cond_init(&queue->completed, &monotonic);
     pthread_condattr_destroy(&monotonic);
 
@@ -52,13 +52,18 @@ void queue_post(struct queue *queue, struct work *work) {
     pthread_mutex_unlock(&queue->lock);
 }
 
+/* On the monotonic clock; INFINITY: never, within what a timespec holds. */
+static struct timespec deadline_in(double seconds) {
+    double until = clock_seconds() + fmin(seconds, 1e9);
+    return (struct timespec){.tv_sec = (time_t)until, .tv_nsec = (long)(1e9 * (until - floor(until)))};
+}
+
 bool queue_wait(struct queue *queue, struct work *work, double timeout_s) {
-    double until =
-        clock_seconds() + fmin(timeout_s, 1e9); /* INFINITY: for ever, within what a timespec holds */
-    struct timespec deadline = {.tv_sec = (time_t)until, .tv_nsec = (long)(1e9 * (until - floor(until)))};
+    const struct timespec deadline = deadline_in(timeout_s);
     pthread_mutex_lock(&queue->lock);
     int error = 0;
     queue->waiting++;
+    if (work->state != WORK_DONE) pthread_cond_signal(&queue->posted);
     while (work->state != WORK_DONE && error != ETIMEDOUT)
         error = pthread_cond_timedwait(&queue->completed, &queue->lock, &deadline);
     queue->waiting--;
@@ -80,19 +85,19 @@ static struct work *pop(struct queue *queue) {
     return work;
 }
 
-struct work *queue_take(struct queue *queue) {
+struct work *queue_take(struct queue *queue, bool may_sleep) {
     pthread_mutex_lock(&queue->lock);
-    while (!queue->first && !queue->closed) pthread_cond_wait(&queue->posted, &queue->lock);
+    while (may_sleep && !queue->first && !queue->closed) pthread_cond_wait(&queue->posted, &queue->lock);
     struct work *work = pop(queue);
     pthread_mutex_unlock(&queue->lock);
     return work;
 }
 
-struct work *queue_take_next(struct queue *queue, unsigned kinds) {
+void queue_sleep(struct queue *queue, double seconds) {
+    const struct timespec deadline = deadline_in(seconds);
     pthread_mutex_lock(&queue->lock);
-    struct work *work = queue->first && (kinds >> queue->first->kind & 1) ? pop(queue) : NULL;
+    if (!queue->first) pthread_cond_timedwait(&queue->posted, &queue->lock, &deadline);
     pthread_mutex_unlock(&queue->lock);
-    return work;
 }
 
 bool queue_is_waited_for(struct queue *queue) {

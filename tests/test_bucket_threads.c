@@ -18,15 +18,15 @@ struct twin {
 
 static void *twin_thread(void *context) {
     struct twin *twin = context;
-    for (struct work *work; (work = queue_take(&twin->queue));) {
+    for (struct work *work; (work = queue_take(&twin->queue, true));) {
         do {
             work->start = clock_seconds();
             float *data = tensor_f32(work->data);
             for (int64_t i = 0; i < tensor_count(work->data); i++) data[i] += data[i];
             work->bytes_sent = 4 * tensor_count(work->data);
-            if (work->data.dim[0] % 2) usleep(300);
+            if (work->data.dim[0] % 2) queue_sleep(&twin->queue, 300e-6);
             queue_complete(&twin->queue, work);
-        } while ((work = queue_take_next(&twin->queue, 1 << WORK_ALL_REDUCE)));
+        } while ((work = queue_take(&twin->queue, false)));
     }
     return NULL;
 }

@@ -17,12 +17,11 @@
 #include "kernels/half.h"
 
 enum {
-    WINDOW = 8,           /* blocks under way */
-    PIECE_MAX = 64 << 10, /* elements of a message: within the eager limit that comm_mpi.c sets; and fewer */
+    WINDOW = 8,                    /* blocks under way */
+    PIECE_MAX = MESSAGE_PIECE / 4, /* elements of a message; and fewer */
     SCRATCH_MAX = 16 << 20, /* with very many ranks, as all received pieces together are at most so many */
     TAGS = 8192,            /* two for each block, used in turn */
 };
-enum message { PIECE_SEND, PIECE_RECEIVE, RESULT_SEND, RESULT_RECEIVE, MESSAGE_KINDS };
 
 struct block {
     struct work *work; /* NULL: this slot is free */
@@ -40,32 +39,25 @@ struct exchange {
     int64_t piece;  /* elements of one message, at most */
     float *scratch; /* [WINDOW][size][piece] */
     struct block block[WINDOW];
-    MPI_Request *request; /* [WINDOW][MESSAGE_KINDS][size] */
-    int *done;            /* indices of completed requests */
-    int tag;              /* of the next block */
-    struct work *work;    /* being cut into blocks; NULL: none */
-    int64_t next;         /* its first element that is in no block yet */
+    int tag;           /* of the next block */
+    struct work *work; /* being cut into blocks; NULL: none */
+    int64_t next;      /* its first element that is in no block yet */
 };
 
 struct exchange *exchange_create(struct mpi *mpi) {
     struct exchange *x = memory_alloc_zeroed(sizeof *x);
-    int64_t size = mpi->comm.size, requests = WINDOW * MESSAGE_KINDS * size;
+    int64_t size = mpi->comm.size;
     int64_t fitting = SCRATCH_MAX / (WINDOW * size);
     x->mpi = mpi;
     x->piece = fitting < PIECE_MAX ? fitting : PIECE_MAX;
     x->scratch = memory_alloc(sizeof *x->scratch * (size_t)(WINDOW * size * x->piece));
-    x->request = memory_alloc(sizeof *x->request * (size_t)requests);
-    x->done = memory_alloc(sizeof *x->done * (size_t)requests);
     for (int i = 0; i < WINDOW; i++) x->block[i].scratch = x->scratch + i * size * x->piece;
-    for (int64_t i = 0; i < requests; i++) x->request[i] = MPI_REQUEST_NULL;
     return x;
 }
 
 void exchange_free(struct exchange *x) {
     if (!x) return;
     free(x->scratch);
-    free(x->request);
-    free(x->done);
     free(x);
 }
 
@@ -82,20 +74,22 @@ static char *chunk(const struct exchange *x, const struct block *b, int j) {
     return b->data + (size_t)edge(x, b, j) * b->element;
 }
 
+static void message_done(const struct message *message);
+
 /* Starts one message of `count` elements with `peer`; none if there are no elements. */
-static void post(struct exchange *x, struct block *b, enum message kind, int peer, void *memory,
+static void post(struct exchange *x, struct block *b, enum message_kind kind, int peer, void *memory,
                  int64_t count) {
-    if (count == 0) return;
-    bool send = kind == PIECE_SEND || kind == RESULT_SEND;
-    int tag = b->tag + (kind == RESULT_SEND || kind == RESULT_RECEIVE);
-    int bytes = (int)(count * (int64_t)b->element);
-    MPI_Request *request = &x->request[((b - x->block) * MESSAGE_KINDS + kind) * x->mpi->comm.size + peer];
-    if (send)
-        MPI_CALL(MPI_Isend(memory, bytes, MPI_BYTE, peer, tag, x->mpi->world, request));
-    else
-        MPI_CALL(MPI_Irecv(memory, bytes, MPI_BYTE, peer, tag, x->mpi->world, request));
-    if (send) b->work->bytes_sent += bytes;
-    b->open++;
+    const struct message message = {
+        .mpi = x->mpi,
+        .work = b->work,
+        .done = message_done,
+        .context = b,
+        .kind = kind,
+        .peer = peer,
+        .tag = b->tag + (kind == RESULT_SEND || kind == RESULT_RECEIVE),
+        .bytes = count * (int64_t)b->element,
+    };
+    b->open += message_post(&message, memory);
 }
 
 static bool is_broadcast(const struct block *b) {
@@ -132,7 +126,7 @@ static void start_broadcast(struct exchange *x, struct block *b) {
     b->pieces_missing = 1;
     for (int n = 1; n < x->mpi->comm.size; n++) {
         int peer = nth_peer(x, n);
-        enum message kind = me == root ? PIECE_SEND : RESULT_RECEIVE;
+        enum message_kind kind = me == root ? PIECE_SEND : RESULT_RECEIVE;
         post(x, b, kind, peer, chunk(x, b, peer), chunk_count(x, b, peer));
     }
     if (me == root)
@@ -181,27 +175,31 @@ static void add_pieces(struct exchange *x, struct block *b) {
     }
 }
 
-/* What follows the completion of a message. */
-static void message_done(struct exchange *x, struct block *b, enum message kind, int peer) {
-    if (kind == PIECE_RECEIVE && --b->pieces_missing == 0) {
-        if (!is_broadcast(b)) add_pieces(x, b);
-        send_results(x, b);
-    }
-    /* Not earlier: the result is received where the piece was sent from. */
-    if (kind == PIECE_SEND && !is_broadcast(b))
-        post(x, b, RESULT_RECEIVE, peer, chunk(x, b, peer), chunk_count(x, b, peer));
-    b->open--;
-}
-
 /* work->open counts its blocks under way, and one more until it has been cut to the end. */
 static void release_work(struct exchange *x, struct work *work) {
-    if (--work->open == 0) queue_complete(&x->mpi->queue, work);
+    if (--work->open == 0) work_complete(x->mpi, work);
 }
 
 static void free_if_done(struct exchange *x, struct block *b) {
     if (b->open > 0) return;
     release_work(x, b->work);
     b->work = NULL;
+}
+
+/* What follows the completion of a message. */
+static void message_done(const struct message *message) {
+    struct exchange *x = message->mpi->exchange;
+    struct block *b = message->context;
+    const int peer = message->peer;
+    if (message->kind == PIECE_RECEIVE && --b->pieces_missing == 0) {
+        if (!is_broadcast(b)) add_pieces(x, b);
+        send_results(x, b);
+    }
+    /* Not earlier: the result is received where the piece was sent from. */
+    if (message->kind == PIECE_SEND && !is_broadcast(b))
+        post(x, b, RESULT_RECEIVE, peer, chunk(x, b, peer), chunk_count(x, b, peer));
+    b->open--;
+    free_if_done(x, b);
 }
 
 static void take_work(struct exchange *x, struct work *work) {
@@ -211,14 +209,12 @@ static void take_work(struct exchange *x, struct work *work) {
     x->next = 0;
 }
 
-/* Is there anything left to put under way, of this work or of one that follows it in the queue? */
+/* Is there anything left to put under way, of this work or of one that follows it? */
 static bool more_to_start(struct exchange *x) {
-    bool all_reduce = x->mpi->options.all_reduce == ALL_REDUCE_DIRECT;
-    unsigned kinds = 1u << WORK_BROADCAST | (unsigned)all_reduce << WORK_ALL_REDUCE;
     while (!x->work || x->next == tensor_count(x->work->data)) {
         if (x->work) release_work(x, x->work);
         x->work = NULL;
-        struct work *next = queue_take_next(&x->mpi->queue, kinds);
+        struct work *next = thread_take_exchange(x->mpi);
         if (!next) return false;
         take_work(x, next);
     }
@@ -242,59 +238,7 @@ static void start_block(struct exchange *x, struct block *b) {
     free_if_done(x, b);
 }
 
-static void fill_window(struct exchange *x) {
+void exchange_fill(struct exchange *x) {
     for (int i = 0; i < WINDOW; i++)
         while (!x->block[i].work && more_to_start(x)) start_block(x, &x->block[i]);
-}
-
-/* Looks once at all messages, does what follows those that are complete and puts new ones under way. False if
- * none is under way. */
-static bool look(struct exchange *x) {
-    int size = x->mpi->comm.size, completed = 0;
-    MPI_CALL(
-        MPI_Testsome(WINDOW * MESSAGE_KINDS * size, x->request, &completed, x->done, MPI_STATUSES_IGNORE));
-    if (completed == MPI_UNDEFINED) return false;
-    for (int i = 0; i < completed; i++) {
-        struct block *b = &x->block[x->done[i] / size / MESSAGE_KINDS];
-        enum message kind = x->done[i] / size % MESSAGE_KINDS;
-        int peer = x->done[i] % size;
-        int owner = kind == PIECE_RECEIVE || kind == RESULT_SEND ? x->mpi->comm.rank : peer;
-        poll_progress(&x->mpi->poll, chunk_count(x, b, owner) * (int64_t)b->element);
-        message_done(x, b, kind, peer);
-        free_if_done(x, b);
-    }
-    fill_window(x);
-    return true;
-}
-
-/* Nothing came for too long: names the peers whose messages the first stuck block waits for. A result can be
- * late because its sender waits for a piece itself, so ranks that owe results are named only where no piece
- * is missing. */
-static _Noreturn void give_up(struct exchange *x) {
-    static const enum message order[] = {PIECE_RECEIVE, PIECE_SEND, RESULT_RECEIVE, RESULT_SEND};
-    int size = x->mpi->comm.size;
-    bool *silent = memory_alloc_zeroed((size_t)size), any = false;
-    struct work *work = NULL;
-    for (int k = 0; k < MESSAGE_KINDS && !any; k++)
-        for (int i = 0; i < WINDOW; i++)
-            for (int r = 0; r < size; r++) {
-                if (x->request[(i * MESSAGE_KINDS + (int)order[k]) * size + r] == MPI_REQUEST_NULL) continue;
-                silent[r] = any = true;
-                work = x->block[i].work;
-            }
-    peers_lost(x->mpi, work->what, tensor_count(work->data) * (int64_t)dtype_table[work->data.dtype].size,
-               silent);
-}
-
-/* A look that found something is followed by new messages and a pause all the same: the link has what it
- * needs. */
-void exchange_run(struct exchange *x, struct work *work) {
-    take_work(x, work);
-    poll_start(&x->mpi->poll);
-    fill_window(x);
-    for (;;) {
-        if (!look(x)) return;
-        if (poll_silence(&x->mpi->poll) > x->mpi->options.timeout_s) give_up(x);
-        poll_sleep(x->mpi);
-    }
 }

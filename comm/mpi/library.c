@@ -7,18 +7,49 @@
 
 enum { PIECE = 2 << 20 }; /* elements a call: bounds the scratch memory, and keeps counts below INT_MAX */
 
-void library_all_reduce(struct mpi *mpi, struct work *work) {
-    float *data = tensor_f32(work->data), *sum = memory_alloc(PIECE * sizeof *sum);
-    int64_t total = tensor_count(work->data), ranks = mpi->comm.size;
-    for (int64_t first = 0; first < total; first += PIECE) {
-        int count = (int)(total - first < PIECE ? total - first : PIECE);
-        MPI_Request request;
-        MPI_CALL(MPI_Iallreduce(data + first, sum, count, MPI_FLOAT, MPI_SUM, mpi->world, &request));
-        poll_wait(mpi, &request, NULL, 1, "all-reduce by MPI", (int64_t)sizeof *data * count);
-        poll_progress(&mpi->poll, 2 * (int64_t)sizeof *data * count);
-        memcpy(data + first, sum, sizeof *data * (size_t)count);
+struct piece {
+    int64_t first; /* element */
+    int count;
+    float sum[PIECE];
+};
+
+static void piece_done(const struct message *message);
+
+static void start_piece(struct mpi *mpi, struct work *work, struct piece *piece) {
+    const int64_t left = tensor_count(work->data) - piece->first;
+    if (left == 0) {
+        free(piece);
+        work_complete(mpi, work);
+        return;
     }
-    free(sum);
+    piece->count = (int)(left < PIECE ? left : PIECE);
+    MPI_Request request;
+    MPI_CALL(MPI_Iallreduce(tensor_f32(work->data) + piece->first, piece->sum, piece->count, MPI_FLOAT,
+                            MPI_SUM, mpi->handle, &request));
+    const struct message message = {
+        .mpi = mpi,
+        .work = work,
+        .done = piece_done,
+        .context = piece,
+        .peer = ANY_PEER,
+        .bytes = 2 * (int64_t)sizeof *piece->sum * piece->count,
+    };
+    message_post_request(&message, request);
+}
+
+static void piece_done(const struct message *message) {
+    struct piece *piece = message->context;
+    memcpy(tensor_f32(message->work->data) + piece->first, piece->sum,
+           sizeof *piece->sum * (size_t)piece->count);
+    piece->first += piece->count;
+    start_piece(message->mpi, message->work, piece);
+}
+
+void library_start(struct mpi *mpi, struct work *work) {
+    const int64_t ranks = mpi->comm.size;
+    struct piece *piece = memory_alloc(sizeof *piece);
+    piece->first = 0;
     /* What the library sends is its own business; this is what the best algorithm does. */
-    work->bytes_sent = 2 * (ranks - 1) * (int64_t)sizeof *data * total / ranks;
+    work->bytes_sent = 2 * (ranks - 1) * (int64_t)sizeof *piece->sum * tensor_count(work->data) / ranks;
+    start_piece(mpi, work, piece);
 }

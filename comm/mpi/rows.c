@@ -1,38 +1,37 @@
-/* All-gather and all-to-all: rows of equal length between all pairs of ranks, in messages that MPI can count. */
-#include <stdlib.h>
+/* All-gather, all-to-all and the gather of small records: rows of equal length between all pairs of ranks. */
 #include <string.h>
 
 #include "comm/mpi/mpi_comm.h"
 
-static const int64_t message_max = 1 << 28; /* bytes */
-
-/* Row `to` of mine goes to rank `to` (all-to-all), or all of mine to everybody (all-gather). */
-static char *row_for(const struct work *work, int rank, size_t row_bytes) {
-    return (char *)work->data.data + (work->kind == WORK_ALL_TO_ALL ? (size_t)rank * row_bytes : 0);
+static void piece_done(const struct message *message) {
+    if (--message->work->open == 0) work_complete(message->mpi, message->work);
 }
 
-void rows_exchange(struct mpi *mpi, struct work *work) {
+/* Row r of `all` comes from rank r. Rank r gets the row at mine + r * stride. */
+static void exchange_rows(struct mpi *mpi, struct work *work, char *mine, int64_t stride, char *all,
+                          int64_t bytes, int tag) {
     const int size = mpi->comm.size, me = mpi->comm.rank;
-    const size_t row_bytes = (size_t)(tensor_count(work->all) / size) * dtype_table[work->all.dtype].size;
-    const int64_t messages = ((int64_t)row_bytes + message_max - 1) / message_max;
-    MPI_Request *request = memory_alloc(sizeof *request * 2 * (size_t)(size * messages));
-    int *peer = memory_alloc(sizeof *peer * 2 * (size_t)(size * messages));
-    int count = 0;
-    memcpy((char *)work->all.data + (size_t)me * row_bytes, row_for(work, me, row_bytes), row_bytes);
+    struct message message = {.mpi = mpi, .work = work, .done = piece_done, .tag = tag, .bytes = bytes};
+    if (bytes) memcpy(all + me * bytes, mine + me * stride, (size_t)bytes);
+    work->open = 1; /* until all are posted */
     for (int n = 1; n < size; n++) {
-        const int r = (me + n) % size;
-        for (int64_t m = 0; m < messages; m++) {
-            const size_t first = (size_t)(m * message_max), left = row_bytes - first;
-            const int bytes = (int)(left < (size_t)message_max ? left : (size_t)message_max);
-            peer[count] = peer[count + 1] = r;
-            MPI_CALL(MPI_Irecv((char *)work->all.data + (size_t)r * row_bytes + first, bytes, MPI_BYTE, r,
-                               ROWS_TAG, mpi->world, &request[count++]));
-            MPI_CALL(MPI_Isend(row_for(work, r, row_bytes) + first, bytes, MPI_BYTE, r, ROWS_TAG, mpi->world,
-                               &request[count++]));
-            work->bytes_sent += bytes;
-        }
+        message.peer = (me + n) % size;
+        message.kind = PIECE_RECEIVE;
+        work->open += message_post(&message, all + message.peer * bytes);
+        message.kind = PIECE_SEND;
+        work->open += message_post(&message, mine + message.peer * stride);
     }
-    poll_wait(mpi, request, peer, count, work->what, (int64_t)row_bytes);
-    free(request);
-    free(peer);
+    if (--work->open == 0) work_complete(mpi, work);
+}
+
+void rows_start(struct mpi *mpi, struct work *work) {
+    const int64_t bytes =
+        tensor_count(work->all) / mpi->comm.size * (int64_t)dtype_table[work->all.dtype].size;
+    exchange_rows(mpi, work, work->data.data, work->kind == WORK_ALL_TO_ALL ? bytes : 0, work->all.data,
+                  bytes, ROWS_TAG);
+}
+
+void gather_start(struct mpi *mpi, struct work *work) {
+    struct gather *g = (struct gather *)work;
+    exchange_rows(mpi, work, (char *)g->record, 0, g->all, (int64_t)g->bytes, GATHER_TAG);
 }
