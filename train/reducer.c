@@ -29,9 +29,7 @@ static int parse_interval(const struct options *o, int64_t *interval, struct err
 }
 
 int64_t reducer_start_step(const struct options *o) {
-    if (o->compress_start >= 0) return o->compress_start;
-    const int64_t tenth = (o->steps + 9) / 10, most = o->warmup > 10 ? o->warmup : 10;
-    return tenth < most ? tenth : most;
+    return o->compress_start >= 0 ? o->compress_start : (o->steps + 9) / 10;
 }
 
 static struct bucket_plan plan_for(const struct reducer *r, int64_t total, int64_t interval) {

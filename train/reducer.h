@@ -22,8 +22,7 @@ int reducer_create(struct reducer *reducer, const struct options *options, struc
                    const struct gpt *gpt, struct error *e);
 void reducer_free(struct reducer *reducer);
 
-/* The first step that is compressed, from 0: --compress-start, or where that is -1 after the learning rate's warm-up, at most a
- * tenth of the steps (at least one, at most 10 without warm-up). */
+/* The first step that is compressed, from 0: --compress-start, or where that is -1 a tenth of --steps. */
 int64_t reducer_start_step(const struct options *options);
 
 /* The global gradient norm, from what the step's reductions have brought. Where a compressor leaves units out, each unit
