@@ -29,6 +29,10 @@ static int parse_interval(const struct options *o, int64_t *interval, struct err
                      o->interval);
 }
 
+int64_t reducer_start_step(const struct options *o) {
+    return o->compress_start >= 0 ? o->compress_start : (o->steps + 9) / 10;
+}
+
 static struct bucket_plan plan_for(const struct reducer *r, int64_t total, int64_t interval) {
     const struct options *o = r->options;
     int64_t bucket =
@@ -51,7 +55,7 @@ static struct bucket_plan plan_for(const struct reducer *r, int64_t total, int64
                      .ef_period = o->ef_period,
                      .density = o->density,
                      .rank = o->rank,
-                     .start_step = o->compress_start,
+                     .start_step = reducer_start_step(o),
                      .levels = o->levels,
                      .momentum = o->momentum,
                      .wire = dtype_find(o->wire),
@@ -113,13 +117,6 @@ double reducer_gradient_norm(struct reducer *r, const struct gpt *g) {
     return sqrt(sum);
 }
 
-/* How often each weight has been updated by now, where that is once in an interval (covap: and in the dense first step). */
-static int64_t updates_seen(const struct reducer *r) {
-    const int64_t interval = r->engine->plan.compress.interval;
-    const int64_t first = strcmp(r->options->compress, "covap") == 0 ? 1 : 0;
-    return first + (r->updates - first + interval - 1) / interval;
-}
-
 void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *g, double lr, double norm) {
     const struct bucket_engine *engine = r->engine;
     r->updates++;
@@ -131,7 +128,7 @@ void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *
         const struct bucket_view *v = &engine->bucket[i].view;
         r->range[i] = (struct optimizer_range){v->offset, v->count, v->gradients};
     }
-    optimizer_update(optimizer, g, lr, norm, r->range, engine->buckets, updates_seen(r));
+    optimizer_update(optimizer, g, lr, norm, r->range, engine->buckets, r->updates);
 }
 
 void reducer_visit(struct reducer *r, kept_take *take, void *context) {
@@ -168,5 +165,6 @@ void reducer_tune(struct reducer *r, int64_t step) {
 }
 
 double reducer_interval(const struct reducer *r, int64_t step) {
-    return has_interval(r->options) ? (double)tuner_interval(&r->tuner, step) : NAN;
+    if (!has_interval(r->options)) return NAN;
+    return r->updates < r->engine->plan.compress.start_step ? 1.0 : (double)tuner_interval(&r->tuner, step);
 }

@@ -23,12 +23,15 @@ int reducer_create(struct reducer *reducer, const struct options *options, struc
                    const struct gpt *gpt, struct error *e);
 void reducer_free(struct reducer *reducer);
 
+/* The first step that is compressed, from 0: --compress-start, or where that is -1 a tenth of --steps. */
+int64_t reducer_start_step(const struct options *options);
+
 /* The global gradient norm, from what the step's reductions have brought. Where a compressor leaves units out, each unit
  * counts with the norm of its newest mean gradient: the sum it was sent as, divided by the gradients in it. */
 double reducer_gradient_norm(struct reducer *reducer, const struct gpt *gpt);
 
 /* After the step was accepted: updates the weights. Where dropped units wait (--covap-dropped catch-up, accumulate), they are
- * not touched, and one that comes with the gradients of n steps takes the step of n (optimizer_update). */
+ * not touched, and one that comes with the gradients of n steps makes n steps at once (optimizer_update). */
 void reducer_update(struct reducer *reducer, struct optimizer *optimizer, struct gpt *gpt, double lr,
                     double norm);
 
