@@ -18,7 +18,7 @@ version := $(shell cat VERSION)
 OPT := $(if $(SAN),-O1 -fno-omit-frame-pointer,-O3 -march=$(ARCH) -fno-math-errno -fno-trapping-math)
 CFLAGS ?= -g
 ALL_CFLAGS := -std=gnu11 -Wall -Wextra -fopenmp -I. -DTANDEM_VERSION='"$(version)"' $(OPT) $(CFLAGS)
-LDLIBS := -ldnnl -lcjson -linih -lpthread -lm
+LDLIBS := -ldnnl -lcjson -linih -lz -lpthread -lm
 
 ifeq ($(SAN),address)
 ALL_CFLAGS += -fsanitize=address,undefined -fno-sanitize-recover=undefined

@@ -23,7 +23,6 @@ struct bucket {
     double ready, start,
         end;   /* clock_seconds(): gradient complete, reduction begun and done; of the newest step */
     bool sent; /* this step sent something for it */
-    double norm_squared; /* of what its last reduction held; the caller's to keep */
     /* private to the engine: */
     int round;     /* rounds finished */
     bool complete; /* no round is left in this step */

@@ -8,8 +8,8 @@
  * The contract of every method. After the last decompress the bucket holds the same bits on every rank: the estimate of
  * the sum over ranks of the gradients. What is held back stays in the residual: with `lossless`,
  *     sum over ranks (gradient + residual) before = gradient after + sum over ranks (residual after), to rounding.
- * A method keeps what must survive from step to step in the arena `keep` (a checkpoint saves it) and uses `scratch` for
- * the rest; both are indexed by place in the flat range, never by bucket, so that buckets can be planned anew. */
+ * A method keeps what must survive from step to step in the arena `keep` and in numbers of its state, shows it to a
+ * checkpoint with `visit`, and uses `scratch` for the rest; both are indexed by place in the flat range, never by bucket, so that buckets can be planned anew. */
 #ifndef TANDEM_COMPRESS_H
 #define TANDEM_COMPRESS_H
 
@@ -26,6 +26,24 @@ struct payload {
     enum send how;
     struct tensor mine, all; /* all: unused for SEND_SUM; memory of the compressor's scratch */
 };
+
+/* One thing that must survive from step to step, and so goes into a checkpoint: a tensor, or numbers. */
+enum share {
+    SHARE_SAME, /* the same on all ranks, however many there are */
+    SHARE_SUM,  /* fp32 [elements] by place in the flat range; what counts is its sum over ranks */
+    SHARE_RANK, /* a rank's own, meaningless to another number of ranks */
+};
+enum number_type { NUMBER_FLAG, NUMBER_WHOLE, NUMBER_REAL }; /* bool, int64_t, double */
+struct kept {
+    const char *name;
+    enum share share;
+    struct tensor tensor; /* data NULL: numbers instead, which are SHARE_SAME */
+    int matrix;           /* of a SHARE_SAME tensor: its parameter, an index of compressor.matrix */
+    enum number_type type;
+    void *number; /* [count] */
+    int count;
+};
+typedef void kept_take(void *context, const struct kept *kept);
 
 /* A parameter's place in the flat range and its shape as a matrix (one-dimensional: rows 1); for PowerSGD. */
 struct flat_matrix {
@@ -87,6 +105,8 @@ struct compressor_method {
     int (*check)(const struct compress_options *options, struct error *e);
     /* fp32 [elements]: what this rank holds back, by place in the flat range. NULL: nothing is held back. */
     struct tensor (*residual)(const struct compressor *c);
+    /* Calls take for each thing the method keeps; what it writes there is what the next step goes on from. NULL: nothing. */
+    void (*visit)(struct compressor *c, kept_take *take, void *context);
     /* step counts from 0. False: no (further) round for this bucket, nothing is sent and decompress is not called. *p is
      * still the payload of the round before. */
     bool (*compress)(struct compressor *c, struct bucket_view *b, int64_t step, int round, struct payload *p);

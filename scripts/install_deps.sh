@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages_for() {
     case $1 in
-    build) echo gcc make libc6-dev libopenmpi-dev openmpi-bin libdnnl-dev libcjson-dev libinih-dev ;;
+    build) echo gcc make libc6-dev libopenmpi-dev openmpi-bin libdnnl-dev libcjson-dev libinih-dev zlib1g-dev ;;
     demo) echo python3 ca-certificates ;;
     test) echo python3 python3-pytest python3-matplotlib libcmocka-dev iproute2 procps ca-certificates ;;
     plot) echo python3 python3-matplotlib ;;

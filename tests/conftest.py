@@ -87,7 +87,7 @@ def shards(text_file, tmp_path_factory):
 def trained(shards, tmp_path_factory):
     """The run folder of a model that has learned the text."""
     folder = tmp_path_factory.mktemp("trained")
-    train(shards, folder, steps=400, lr=5e-3, context=32, eval_every=100, checkpoint_every=150)
+    train(shards, folder, steps=400, lr=5e-3, context=32, eval_every=100, checkpoint_every=150, keep=0)
     return folder
 
 

@@ -9,6 +9,7 @@
 #include "train/checkpoint.h"
 #include "train/files.h"
 #include "train/safetensors.h"
+#include "train/state.h"
 
 static const struct gpt_config config = {.layers = 2, .heads = 2, .channels = 8, .context = 6, .vocab = 11};
 static int runs;
@@ -18,6 +19,36 @@ static void open_model(struct gpt *g, bool tied, uint64_t seed) {
     c.tied = tied;
     gpt_create(g, &c, &device_cpu, 1, false);
     gpt_initialise(g, seed);
+}
+
+struct tensors {
+    const char *name[64];
+    struct tensor tensor[64];
+    int count;
+};
+
+static void list_tensor(void *context, const struct state_tensor *t) {
+    struct tensors *all = context;
+    all->name[all->count] = strdup(t->name);
+    all->tensor[all->count++] = t->tensor;
+}
+
+/* A checkpoint of the model alone, by the same steps that a run takes. */
+static int checkpoint_save(const char *run, int64_t step, const struct gpt *g, const char *tokenizer,
+                           struct error *e) {
+    char beside[CHECKPOINT_PATH], file[CHECKPOINT_PATH + 32];
+    struct tensors all = {.count = 0};
+    struct file_sum sum;
+    if (checkpoint_begin(run, step, e)) return -1;
+    checkpoint_path_beside(beside, run, step);
+    snprintf(file, sizeof file, "%s/model.safetensors", beside);
+    state_visit_weights(g, list_tensor, &all);
+    const int status = safetensors_write(file, all.name, all.tensor, all.count, &sum, e) ||
+                       checkpoint_write_config(beside, &g->config, tokenizer, step, &sum, e) ||
+                       checkpoint_publish(run, step, e);
+    for (int i = 0; i < all.count; i++) free((char *)all.name[i]);
+    if (status) checkpoint_discard(run, step);
+    return status ? -1 : 0;
 }
 
 /* A new run folder with the model saved at step 7. */
@@ -125,6 +156,48 @@ static void test_what_a_killed_run_left_is_replaced(void **state) {
     gpt_free(&g);
 }
 
+/* Where a file system cannot exchange two names at once, a kill between two renames leaves the old one aside. */
+static void test_a_checkpoint_left_aside_comes_back(void **state) {
+    (void)state;
+    struct gpt g;
+    struct error e;
+    open_model(&g, true, 1);
+    const char *run = saved_run(&g), *path = test_path("deep/run-%d/checkpoints/step-00000007", runs - 1);
+    const char *aside = test_path("deep/run-%d/checkpoints/step-00000007.old", runs - 1);
+    assert_int_equal(rename(path, aside), 0);
+    assert_int_equal(checkpoint_prepare(run, &e), 0);
+    assert_false(file_exists(aside));
+    assert_loads(run, &g, 7);
+    assert_int_equal(files_make_folder(aside, &e), 0);
+    write_file(test_path("deep/run-%d/checkpoints/step-00000007.old/config.json", runs - 1), "{}", 2);
+    assert_int_equal(checkpoint_prepare(run, &e), 0);
+    assert_false(file_exists(aside));
+    assert_loads(run, &g, 7);
+    gpt_free(&g);
+}
+
+static void test_the_list_is_of_whole_ones_in_order(void **state) {
+    (void)state;
+    struct gpt g;
+    struct error e;
+    int64_t *step;
+    open_model(&g, true, 1);
+    const char *run = saved_run(&g);
+    const int64_t others[] = {100000000000, 8, 0};
+    for (int i = 0; i < 3; i++) assert_int_equal(checkpoint_save(run, others[i], &g, "bytes", &e), 0);
+    assert_int_equal(checkpoint_begin(run, 9, &e), 0);
+    assert_int_equal(checkpoint_list(test_path("deep/run-%d/checkpoints", runs - 1), &step), 4);
+    assert_true(step[0] == 0 && step[1] == 7 && step[2] == 8 && step[3] == 100000000000);
+    free(step);
+    checkpoint_discard(run, 9);
+    checkpoint_remove(run, 7);
+    assert_int_equal(checkpoint_list(test_path("deep/run-%d/checkpoints", runs - 1), &step), 3);
+    free(step);
+    assert_int_equal(checkpoint_list(test_path("nowhere"), &step), 0);
+    free(step);
+    gpt_free(&g);
+}
+
 static void test_missing_parts_are_named(void **state) {
     (void)state;
     struct gpt g;
@@ -217,7 +290,8 @@ static void test_weights_of_another_model_are_named(void **state) {
     const struct tensor t = tensor_of((void *)numbers, DTYPE_I32, 8);
     run = saved_run(&g);
     model = test_path("deep/run-%d/checkpoints/step-00000007/model.safetensors", runs - 1);
-    assert_int_equal(safetensors_write(model, &name, &t, 1, &e), 0);
+    struct file_sum sum;
+    assert_int_equal(safetensors_write(model, &name, &t, 1, &sum, &e), 0);
     assert_refused(run, model, name, "int32", "fp32");
     gpt_free(&g);
 }
@@ -315,6 +389,8 @@ int main(void) {
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_the_newest_is_found_and_the_same_step_replaced),
         cmocka_unit_test(test_what_a_killed_run_left_is_replaced),
+        cmocka_unit_test(test_a_checkpoint_left_aside_comes_back),
+        cmocka_unit_test(test_the_list_is_of_whole_ones_in_order),
         cmocka_unit_test(test_missing_parts_are_named),
         cmocka_unit_test(test_configurations_that_cannot_be_are_named),
         cmocka_unit_test(test_weights_of_another_model_are_named),

@@ -150,7 +150,8 @@ def complaint(*words):
 
 @pytest.fixture
 def copy(trained, tmp_path):
-    return shutil.copytree(checkpoint_of(trained), tmp_path / "copy")
+    """A model as it may come from elsewhere: config.json and model.safetensors, and no checksums."""
+    return shutil.copytree(checkpoint_of(trained), tmp_path / "copy", ignore=shutil.ignore_patterns("training.json", "optimizer*"))
 
 
 def edit_config(checkpoint, **changes):

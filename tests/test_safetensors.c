@@ -13,6 +13,8 @@ static float matrix[15], vector[3], cube[8];
 static int32_t whole[6];
 static struct tensor tensors[TENSORS];
 
+static struct file_sum sum; /* of what was written last */
+
 static const char *write_sample(const char *name) {
     struct error e;
     for (int i = 0; i < 15; i++) matrix[i] = 1.5f * (float)i;
@@ -24,7 +26,7 @@ static const char *write_sample(const char *name) {
     tensors[2] = tensor_of(whole, DTYPE_I32, 2, 3);
     tensors[3] = tensor_of(cube, DTYPE_F32, 2, 2, 2);
     const char *path = test_path("%s", name);
-    assert_int_equal(safetensors_write(path, names, tensors, TENSORS, &e), 0);
+    assert_int_equal(safetensors_write(path, names, tensors, TENSORS, &sum, &e), 0);
     return path;
 }
 
@@ -172,6 +174,20 @@ static void test_headers_that_make_no_sense_are_refused(void **state) {
         assert_int_equal(readable(write_header(headers[i], 8)), 0);
 }
 
+static void test_the_sum_is_that_of_the_file(void **state) {
+    (void)state;
+    struct file_sum found;
+    struct error e;
+    const char *path = write_sample("summed");
+    assert_int_equal(files_sum(path, &found, &e), 0);
+    assert_true(found.bytes == sum.bytes && found.crc == sum.crc);
+    patch_file(path, 3, "x", 1);
+    assert_int_equal(files_sum(path, &found, &e), 0);
+    assert_true(found.bytes == sum.bytes && found.crc != sum.crc);
+    assert_int_equal(files_sum(test_path("missing"), &found, &e), -1);
+    assert_message(e, "missing' cannot be opened");
+}
+
 static void test_files_that_cannot_be_read_or_written(void **state) {
     (void)state;
     struct safetensors f;
@@ -181,12 +197,12 @@ static void test_files_that_cannot_be_read_or_written(void **state) {
     assert_int_equal(safetensors_open(&f, test_folder, &e), -1);
     assert_message(e, test_folder);
     write_sample("kept");
-    assert_int_equal(safetensors_write(test_path("kept/inside"), names, tensors, TENSORS, &e), -1);
+    assert_int_equal(safetensors_write(test_path("kept/inside"), names, tensors, TENSORS, &sum, &e), -1);
     assert_message(e, "kept/inside' cannot be written: Not a directory");
     const struct rlimit small = {100, RLIM_INFINITY}, unlimited = {RLIM_INFINITY, RLIM_INFINITY};
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &small);
-    int status = safetensors_write(test_path("part"), names, tensors, TENSORS, &e);
+    int status = safetensors_write(test_path("part"), names, tensors, TENSORS, &sum, &e);
     setrlimit(RLIMIT_FSIZE, &unlimited);
     assert_int_equal(status, -1);
     assert_message(e, "part' could not be written whole: File too large");
@@ -205,7 +221,7 @@ static void test_long_paths(void **state) {
         assert_int_equal(files_make_folder(folder, &e), 0);
     }
     strcat(folder, "/model.safetensors");
-    assert_int_equal(safetensors_write(folder, names, tensors, TENSORS, &e), 0);
+    assert_int_equal(safetensors_write(folder, names, tensors, TENSORS, &sum, &e), 0);
     assert_int_equal(safetensors_open(&f, folder, &e), 0);
     safetensors_close(&f);
 }
@@ -216,6 +232,7 @@ int main(void) {
         cmocka_unit_test(test_every_truncation_is_noticed),
         cmocka_unit_test(test_every_flipped_bit_of_the_header_is_survived),
         cmocka_unit_test(test_headers_that_make_no_sense_are_refused),
+        cmocka_unit_test(test_the_sum_is_that_of_the_file),
         cmocka_unit_test(test_files_that_cannot_be_read_or_written),
         cmocka_unit_test(test_long_paths),
     };

@@ -171,7 +171,7 @@ def test_a_full_disk_keeps_the_earlier_model(shards, tmp_path):
     command = ["bash", "-c", 'trap "" XFSZ; ulimit -f 100; exec "$@"', "bash"] + \
         [str(word) for word in train_command(shards, tmp_path, steps=3)]
     done = run(command, code=4)
-    assert "the model could not be saved" in done.stderr and "File too large" in done.stderr
+    assert "the checkpoint could not be saved" in done.stderr and "File too large" in done.stderr
     assert (checkpoint_of(tmp_path), (checkpoint_of(tmp_path) / "model.safetensors").read_bytes()) == before
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000002"]
 

@@ -67,7 +67,7 @@ static bool same_memory(struct memory a, struct memory b) {
 /* The step of that number, on batch `batch`: with a constant learning rate the number alone makes no difference. */
 static struct step_outcome make_step(struct trainer *t, int64_t step, int64_t batch) {
     trainer_read_batch(t, batch);
-    return trainer_step(t, step, false);
+    return trainer_step(t, step, (struct step_votes){0});
 }
 
 /* On the last rank alone fp16 cannot hold the gradients of activations. */

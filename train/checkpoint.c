@@ -2,44 +2,23 @@
 #include "train/checkpoint.h"
 
 #include <cjson/cJSON.h>
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "train/files.h"
 #include "train/safetensors.h"
+#include "train/state.h"
 
-/* Hugging Face keeps the head outside the transformer. */
-static void tensor_name(const struct param *p, char *name, size_t size) {
-    snprintf(name, size, "%s%s", p->kind == PARAM_HEAD ? "" : "transformer.", p->name);
-}
-
-static int write_weights(const char *path, const struct gpt *g, struct error *e) {
-    const int count = g->table.params;
-    char(*names)[64] = memory_alloc(sizeof *names * (size_t)count);
-    const char **name = memory_alloc(sizeof *name * (size_t)count);
-    struct tensor *host = memory_alloc(sizeof *host * (size_t)count);
-    float *values = memory_alloc(sizeof *values * (size_t)g->table.elements);
-    g->device->copy_out(g->stream, values, g->weight);
-    struct tensor flat = tensor_of(values, DTYPE_F32, g->table.elements);
-    for (int i = 0; i < count; i++) {
-        tensor_name(&g->table.param[i], names[i], sizeof names[i]);
-        name[i] = names[i];
-        host[i] = param_view(&g->table.param[i], flat);
-    }
-    int status = safetensors_write(path, name, host, count, e);
-    free(values);
-    free(host);
-    free(name);
-    free(names);
-    return status;
-}
-
-static int write_config(const char *path, const struct gpt_config *c, const char *tokenizer, int64_t step,
-                        struct error *e) {
+int checkpoint_write_config(const char *folder, const struct gpt_config *c, const char *tokenizer,
+                            int64_t step, struct file_sum *sum, struct error *e) {
+    char path[CHECKPOINT_PATH + 20];
+    struct file_output out;
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    if (files_output_open(&out, path, sum, e)) return -1;
     cJSON *config = cJSON_CreateObject();
     cJSON *architectures = cJSON_AddArrayToObject(config, "architectures");
     cJSON_AddItemToArray(architectures, cJSON_CreateString("GPT2LMHeadModel"));
@@ -60,47 +39,110 @@ static int write_config(const char *path, const struct gpt_config *c, const char
     cJSON_AddStringToObject(config, "tandem_tokenizer", tokenizer);
     cJSON_AddNumberToObject(config, "tandem_step", (double)step);
     char *text = cJSON_Print(config);
-    int status = files_write_text(path, text, e);
+    files_output_write(&out, text, strlen(text));
     free(text);
     cJSON_Delete(config);
-    return status;
+    return files_output_close(&out, e);
+}
+
+enum { LONGEST_RUN_DIR = 900 };
+
+static void name_root(char *root, const char *run_dir) {
+    snprintf(root, LONGEST_RUN_DIR + 20, "%s/checkpoints", run_dir);
+}
+
+void checkpoint_path(char *path, const char *run_dir, int64_t step) {
+    snprintf(path, CHECKPOINT_PATH, "%.*s/checkpoints/step-%08lld", LONGEST_RUN_DIR, run_dir,
+             (long long)step);
+}
+
+void checkpoint_path_beside(char *path, const char *run_dir, int64_t step) {
+    checkpoint_path(path, run_dir, step);
+    strcat(path, ".tmp");
+}
+
+/* A half-written checkpoint goes; an old one that was on its way to be replaced (files_exchange_folder) comes back. */
+static void tidy(const char *root) {
+    DIR *folder = opendir(root);
+    if (!folder) return;
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        char path[1400], before[1400];
+        const char *ending = strrchr(entry->d_name, '.');
+        if (strncmp(entry->d_name, "step-", 5) != 0 || !ending) continue;
+        snprintf(path, sizeof path, "%s/%s", root, entry->d_name);
+        snprintf(before, sizeof before, "%s/%.*s", root, (int)(ending - entry->d_name), entry->d_name);
+        if (strcmp(ending, ".old") == 0 && rename(path, before) == 0) continue;
+        if (strcmp(ending, ".old") == 0 || strcmp(ending, ".tmp") == 0) files_remove_folder(path);
+    }
+    closedir(folder);
 }
 
 int checkpoint_prepare(const char *run_dir, struct error *e) {
-    enum { LONGEST_RUN_DIR = 900 };
     char root[LONGEST_RUN_DIR + 20];
     if (strlen(run_dir) > LONGEST_RUN_DIR)
         return error_set(e, "run folder '%.100s...': the name is longer than %d characters", run_dir,
                          LONGEST_RUN_DIR);
-    snprintf(root, sizeof root, "%s/checkpoints", run_dir);
-    return files_make_folder(*run_dir ? root : run_dir, e);
+    name_root(root, run_dir);
+    if (files_make_folder(*run_dir ? root : run_dir, e)) return -1;
+    tidy(root);
+    return 0;
 }
 
-int checkpoint_save(const char *run_dir, int64_t step, const struct gpt *g, const char *tokenizer,
-                    struct error *e) {
-    char root[950], name[32], path[1000], beside[1010], file[1100];
-    snprintf(root, sizeof root, "%s/checkpoints", run_dir);
-    snprintf(name, sizeof name, "step-%08lld", (long long)step);
-    snprintf(path, sizeof path, "%s/%s", root, name);
-    snprintf(beside, sizeof beside, "%s.tmp", path);
+int checkpoint_begin(const char *run_dir, int64_t step, struct error *e) {
+    char beside[CHECKPOINT_PATH];
     if (checkpoint_prepare(run_dir, e)) return -1;
-    files_remove_folder(beside); /* left by a run that was killed while it wrote */
-    if (files_make_folder(beside, e)) return -1;
-    int status = 0;
-    snprintf(file, sizeof file, "%s/model.safetensors", beside);
-    status = status || write_weights(file, g, e);
-    snprintf(file, sizeof file, "%s/config.json", beside);
-    status = status || write_config(file, &g->config, tokenizer, step, e);
-    status = status || files_sync_folder(beside, e);
-    if (status) {
-        files_remove_folder(beside);
+    checkpoint_path_beside(beside, run_dir, step);
+    return files_make_folder(beside, e);
+}
+
+int checkpoint_publish(const char *run_dir, int64_t step, struct error *e) {
+    char root[LONGEST_RUN_DIR + 20], beside[CHECKPOINT_PATH], path[CHECKPOINT_PATH], latest[CHECKPOINT_PATH],
+        name[32];
+    name_root(root, run_dir);
+    checkpoint_path_beside(beside, run_dir, step);
+    checkpoint_path(path, run_dir, step);
+    snprintf(latest, sizeof latest, "%s/latest", root);
+    snprintf(name, sizeof name, "step-%08lld\n", (long long)step);
+    if (files_sync_folder(beside, e) || files_exchange_folder(beside, path, e) ||
+        files_sync_folder(root, e) || files_write_text(latest, name, e) || files_sync_folder(root, e))
         return -1;
+    files_remove_folder(beside); /* the same step of an earlier run in this folder */
+    return 0;
+}
+
+void checkpoint_discard(const char *run_dir, int64_t step) {
+    char beside[CHECKPOINT_PATH];
+    checkpoint_path_beside(beside, run_dir, step);
+    files_remove_folder(beside);
+}
+
+void checkpoint_remove(const char *run_dir, int64_t step) {
+    char path[CHECKPOINT_PATH];
+    checkpoint_path(path, run_dir, step);
+    files_remove_folder(path);
+}
+
+static int ascending(const void *a, const void *b) {
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+int checkpoint_list(const char *checkpoints, int64_t **steps) {
+    int count = 0;
+    *steps = NULL;
+    DIR *folder = opendir(checkpoints);
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        char *end;
+        const long long step =
+            strncmp(entry->d_name, "step-", 5) == 0 ? strtoll(entry->d_name + 5, &end, 10) : -1;
+        if (step < 0 || end == entry->d_name + 5 || *end) continue;
+        *steps = realloc(*steps, sizeof **steps * (size_t)(count + 1));
+        CHECK(*steps, "out of memory: a list of %d checkpoints", count + 1);
+        (*steps)[count++] = step;
     }
-    files_remove_folder(path); /* the same step of an earlier run in this folder */
-    if (rename(beside, path)) return error_set(e, "'%s' cannot be renamed: %s", beside, strerror(errno));
-    snprintf(file, sizeof file, "%s/latest", root);
-    strcat(name, "\n");
-    return files_write_text(file, name, e) || files_sync_folder(root, e) ? -1 : 0;
+    if (folder) closedir(folder);
+    if (count) qsort(*steps, (size_t)count, sizeof **steps, ascending);
+    return count;
 }
 
 static bool is_checkpoint(const char *dir) {
@@ -170,39 +212,33 @@ int checkpoint_read_info(const char *checkpoint, struct checkpoint_info *info, s
     return status ? -1 : 0;
 }
 
-/* "fp32 (8, 3)" */
-static void describe(struct tensor t, char *text, size_t size) {
-    int used = snprintf(text, size, "%s (", dtype_table[t.dtype].name);
-    for (int d = 0; d < t.ndim; d++)
-        used += snprintf(text + used, size - (size_t)used, "%s%lld", d ? ", " : "", (long long)t.dim[d]);
-    snprintf(text + used, size - (size_t)used, ")");
-}
+/* Copies tensors out of an open file until one does not fit. */
+struct reading {
+    const struct gpt *gpt;
+    const struct safetensors *file;
+    struct error *e;
+    int status;
+};
 
-static int read_weight(const struct safetensors *f, struct gpt *g, const struct param *p, struct error *e) {
-    char name[64], found[128], expected[128];
-    struct tensor t, w = param_view(p, g->weight);
-    tensor_name(p, name, sizeof name);
+static void read_weight(void *context, const struct state_tensor *t) {
+    struct reading *r = context;
     /* Some GPT-2 files leave the prefix out. */
-    if (safetensors_find(f, safetensors_has(f, p->name) ? p->name : name, &t, e)) return -1;
-    bool fits = t.dtype == DTYPE_F32 && t.ndim == w.ndim;
-    for (int d = 0; fits && d < w.ndim; d++) fits = t.dim[d] == w.dim[d];
-    if (!fits) {
-        describe(t, found, sizeof found);
-        describe(w, expected, sizeof expected);
-        return error_set(e, "'%s': tensor '%s' is %s; expected %s", f->path, name, found, expected);
-    }
-    g->device->copy_in(g->stream, w, t.data);
-    return 0;
+    const char *bare = strncmp(t->name, "transformer.", 12) == 0 ? t->name + 12 : t->name;
+    struct tensor found;
+    if (r->status) return;
+    r->status = safetensors_find_like(r->file, safetensors_has(r->file, bare) ? bare : t->name, t->tensor,
+                                      &found, r->e);
+    if (!r->status) r->gpt->device->copy_in(r->gpt->stream, t->tensor, found.data);
 }
 
 int checkpoint_read_weights(const char *checkpoint, struct gpt *g, struct error *e) {
-    char path[1100];
+    char path[CHECKPOINT_PATH + 20];
     struct safetensors f;
     snprintf(path, sizeof path, "%s/model.safetensors", checkpoint);
     if (safetensors_open(&f, path, e)) return -1;
-    int status = 0;
-    for (int i = 0; !status && i < g->table.params; i++) status = read_weight(&f, g, &g->table.param[i], e);
+    struct reading r = {.gpt = g, .file = &f, .e = e};
+    state_visit_weights(g, read_weight, &r);
     gpt_round_weights(g);
     safetensors_close(&f);
-    return status;
+    return r.status;
 }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/checkpoint.h"
+#include "train/checkpointer.h"
 #include "train/command.h"
 #include "train/compare.h"
 #include "train/files.h"
@@ -75,6 +75,7 @@ static int try_methods(struct comparison *c, struct error *e) {
 /* One run under way. */
 struct run {
     struct trainer trainer;
+    struct checkpointer checkpointer;
     struct metrics metrics;
     struct progress progress;
     struct eval_record eval;
@@ -86,12 +87,10 @@ static bool due(int64_t every, int64_t done, int64_t steps) {
 
 /* Collective. */
 static int save_if_due(struct run *run, int64_t done, struct error *e) {
-    struct trainer *t = &run->trainer;
-    const struct options *o = t->options;
+    const struct options *o = run->trainer.options;
     if (!due(o->checkpoint_every, done, o->steps)) return 0;
-    const int status =
-        t->comm->rank == 0 ? checkpoint_save(o->run_dir, done, &t->gpt, t->train.tokenizer, e) : 0;
-    return comm_agree(t->comm, status, e);
+    return checkpointer_begin(&run->checkpointer, done, e) || checkpointer_finish(&run->checkpointer, e) ? -1
+                                                                                                         : 0;
 }
 
 static int train(struct run *run, struct error *e) {
@@ -101,14 +100,15 @@ static int train(struct run *run, struct error *e) {
     int64_t done = 0;
     while (done < o->steps) {
         trainer_read_batch(t, done);
-        const struct step_outcome outcome = trainer_step(t, done, signals_received() != 0);
+        const struct step_outcome outcome =
+            trainer_step(t, done, (struct step_votes){.stop = signals_stop()});
         metrics_step(&run->metrics, done + 1, &outcome.record);
         progress_step(&run->progress, done, &outcome.record, false);
         if (outcome.verdict == STEP_DIVERGED) reason = "diverged";
         if (outcome.verdict == STEP_DIVERGED) break;
         done++;
-        if (outcome.stop) reason = "signal";
-        if (outcome.stop) break;
+        if (outcome.agreed.stop) reason = "signal";
+        if (outcome.agreed.stop) break;
         if (done == o->steps || due(o->eval_every, done, o->steps)) {
             run->eval = trainer_evaluate(t, done);
             metrics_eval(&run->metrics, &run->eval);
@@ -136,11 +136,13 @@ static int run_one(const struct options *o, struct comm *comm, struct error *e) 
     if (!comm_agree(comm, status, e)) {
         const struct run_facts facts = trainer_facts(&run.trainer);
         metrics_start(&run.metrics, o, &facts);
-        progress_create(&run.progress, comm->rank == 0, o->steps);
+        progress_create(&run.progress, comm->rank == 0, 0, o->steps);
+        checkpointer_create(&run.checkpointer, &run.trainer, -1);
         code = train(&run, e);
     }
     metrics_close(&run.metrics);
     progress_free(&run.progress);
+    checkpointer_free(&run.checkpointer);
     trainer_free(&run.trainer);
     return code;
 }
@@ -175,11 +177,19 @@ static int report(const struct comparison *c, struct error *e) {
 }
 
 static int run_comparison(struct comparison *c, struct error *e) {
+    signals_install();
+    if (strcmp(c->plan.options->resume, "off") != 0) {
+        error_set(e,
+                  "--resume: found '%.200s', expected off: the same command goes on by itself with the runs "
+                  "that are "
+                  "not finished",
+                  c->plan.options->resume);
+        return EXIT_USAGE;
+    }
     if (comm_agree(c->comm, compare_plan_create(&c->plan, c->plan.options, e), e)) return EXIT_USAGE;
     c->complete = memory_alloc_zeroed(sizeof *c->complete * (size_t)runs(c));
     c->run = memory_alloc_zeroed(sizeof *c->run * (size_t)runs(c));
     if (look(c, e) || try_methods(c, e)) return EXIT_USAGE;
-    signals_install();
     const int code = run_all(c, e);
     if (code) return code;
     if (look(c, e)) return EXIT_USAGE;

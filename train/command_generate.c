@@ -5,6 +5,7 @@
 #include "data/tokenizer.h"
 #include "train/checkpoint.h"
 #include "train/command.h"
+#include "train/manifest.h"
 #include "train/options.h"
 #include "train/sampler.h"
 #include "train/threads.h"
@@ -43,7 +44,7 @@ static int generate(const struct options *o, struct error *e) {
     const struct thread_plan plan = threads_plan(o->threads, self);
     comm_close(self);
     if (device->open(plan.threads, e) || checkpoint_locate(o->checkpoint, checkpoint, sizeof checkpoint, e) ||
-        checkpoint_read_info(checkpoint, &info, e) ||
+        manifest_verify_model(checkpoint, e) || checkpoint_read_info(checkpoint, &info, e) ||
         device_find_precision(device, o->precision, &info.config.precision, e))
         return -1;
     const struct tokenizer *tokenizer = tokenizer_find(info.tokenizer, e);

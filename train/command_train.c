@@ -3,9 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/checkpoint.h"
+#include "train/checkpointer.h"
 #include "train/command.h"
 #include "train/progress.h"
+#include "train/resume.h"
 #include "train/signals.h"
 #include "train/trainer.h"
 
@@ -13,6 +14,8 @@
 struct run {
     const struct options *options;
     struct trainer trainer;
+    struct resume resume;
+    struct checkpointer checkpointer;
     struct metrics metrics;
     struct progress progress;
     struct eval_record eval;
@@ -24,9 +27,11 @@ static void print_usage(void) {
            "with their "
            "defaults:\n\n");
     options_print_help(TRAIN, stdout);
-    printf("\nSIGUSR1, SIGTERM or SIGINT end the run after the step and save the model. mpirun kills its "
-           "ranks one second\n"
-           "after a SIGTERM; send it SIGUSR1 when steps are longer than that.\n");
+    printf("\nSIGUSR1, SIGTERM or SIGINT end the run after the step with a checkpoint, from which --resume "
+           "auto goes on; "
+           "SIGUSR2\nsaves one and goes on. mpirun kills its ranks one second after a SIGTERM; send it "
+           "SIGUSR1 when steps "
+           "are longer\nthan that.\n");
 }
 
 /* The first rank whose cores are overloaded says so for all of them. Collective. */
@@ -65,14 +70,21 @@ static void announce(struct run *run, const struct run_facts *f) {
     printf("batch   %lld sequences = %lld rank%s x %lld micro-batch%s x %lld\n", (long long)o->batch_size,
            (long long)f->ranks, f->ranks == 1 ? "" : "s", (long long)(t->share / t->micro_batch),
            t->share == t->micro_batch ? "" : "es", (long long)t->micro_batch);
+    if (*run->resume.checkpoint)
+        printf("resume  after step %lld, from %s\n", (long long)run->resume.step, run->resume.checkpoint);
     fflush(stdout);
 }
 
 static void start_run(struct run *run) {
+    const struct resume *r = &run->resume;
     const struct run_facts facts = trainer_facts(&run->trainer);
     announce(run, &facts);
-    metrics_start(&run->metrics, run->options, &facts);
-    progress_create(&run->progress, run->speaks, run->options->steps);
+    if (*r->checkpoint)
+        metrics_resume(&run->metrics, r->step, r->checkpoint, run->options, &facts);
+    else
+        metrics_start(&run->metrics, run->options, &facts);
+    progress_create(&run->progress, run->speaks, r->step, run->options->steps);
+    checkpointer_create(&run->checkpointer, &run->trainer, r->same_run ? r->step : -1);
 }
 
 /* Collective; `done` steps have been made. */
@@ -82,16 +94,13 @@ static void evaluate_now(struct run *run, int64_t done) {
     progress_eval(&run->progress, &run->eval);
 }
 
-/* Rank 0 writes, all agree on how it went. Collective. */
-static int save_now(struct run *run, int64_t done, struct error *e) {
-    struct trainer *t = &run->trainer;
-    int status =
-        run->speaks ? checkpoint_save(run->options->run_dir, done, &t->gpt, t->train.tokenizer, e) : 0;
-    return comm_agree(t->comm, status, e);
-}
-
 static bool due(int64_t every, int64_t done) {
     return every > 0 && done % every == 0;
+}
+
+static int checkpoint_failed(struct run *run, const struct error *e) {
+    if (run->speaks) log_line("the checkpoint could not be saved: %s", e->text);
+    return EXIT_CHECKPOINT;
 }
 
 static void report_skipped(const struct run *run, int64_t step, const struct step_record *r) {
@@ -111,67 +120,116 @@ static int report_divergence(struct run *run, int64_t step, const struct step_re
                  : run->trainer.loss_scale.dynamic            ? ", or --precision bf16"
                                                               : ", or --loss-scale dynamic");
     metrics_end(&run->metrics, step, progress_median_step_ms(&run->progress), &run->eval, "diverged");
+    struct error e; /* one that was under way is of sound weights */
+    if (checkpointer_finish(&run->checkpointer, &e)) checkpoint_failed(run, &e);
     return EXIT_DIVERGED;
 }
 
-static int checkpoint_failed(struct run *run, const struct error *e) {
-    if (run->speaks) log_line("the model could not be saved: %s", e->text);
-    return EXIT_CHECKPOINT;
-}
-
+/* A signal leaves little time: no evaluation then. Else it goes on beside the writing. */
 static int finish_run(struct run *run, int64_t done, bool stopped) {
     const struct options *o = run->options;
     struct error e;
-    /* A signal leaves little time: save first, and do not evaluate. */
+    if (checkpointer_begin(&run->checkpointer, done, &e)) return checkpoint_failed(run, &e);
     if (!stopped && run->eval.step != done) evaluate_now(run, done);
-    if (save_now(run, done, &e)) return checkpoint_failed(run, &e);
+    if (checkpointer_finish(&run->checkpointer, &e)) return checkpoint_failed(run, &e);
     if (stopped && run->speaks)
-        log_line("stopped by a signal after step %lld; the model is saved in %s/checkpoints", (long long)done,
-                 o->run_dir);
+        log_line("stopped by a signal after step %lld; the checkpoint is saved in %s/checkpoints, and "
+                 "--resume auto goes on "
+                 "from it",
+                 (long long)done, o->run_dir);
     metrics_end(&run->metrics, done, progress_median_step_ms(&run->progress), &run->eval,
                 stopped ? "signal" : "finished");
     progress_summary(&run->progress, &run->eval, run->trainer.comm->size, o->run_dir);
     return stopped ? EXIT_STOPPED : EXIT_OK;
 }
 
+/* What is done between two steps about checkpoints. Collective. */
+static int save_if_due(struct run *run, int64_t done, const struct step_votes *agreed, struct error *e) {
+    if (agreed->written && checkpointer_advance(&run->checkpointer, e)) return -1;
+    if (!agreed->save && !due(run->options->checkpoint_every, done)) return 0;
+    return checkpointer_begin(&run->checkpointer, done, e);
+}
+
+/* A signal during an evaluation is not left waiting for a step more. Collective. */
+static bool asked_to_stop(const struct run *run) {
+    double votes = signals_stop();
+    comm_reduce(run->trainer.comm, &votes, 1, REDUCE_SUM);
+    return votes > 0;
+}
+
+/* Rank 0 has read which evaluation was the newest. One that a signal has left out is made up for. Collective. */
+static void evaluate_if_missed(struct run *run) {
+    const struct resume *r = &run->resume;
+    double newest = (double)run->eval.step;
+    comm_reduce(run->trainer.comm, &newest, 1, REDUCE_MAX);
+    run->eval.step = (int64_t)newest;
+    if (r->same_run && r->step < run->options->steps && due(run->options->eval_every, r->step) &&
+        run->eval.step != r->step)
+        evaluate_now(run, r->step);
+}
+
 static int run_steps(struct run *run) {
     struct trainer *t = &run->trainer;
     const struct options *o = run->options;
     struct error e;
-    for (int64_t step = 0; step < o->steps; step++) {
+    evaluate_if_missed(run);
+    for (int64_t step = run->resume.step; step < o->steps; step++) {
         trainer_read_batch(t, step);
-        const struct step_outcome outcome = trainer_step(t, step, signals_received() != 0);
+        const struct step_outcome outcome =
+            trainer_step(t, step,
+                         (struct step_votes){
+                             .stop = signals_stop(),
+                             .save = signals_take_save(),
+                             .written = checkpointer_ready(&run->checkpointer),
+                         });
         const int64_t done = step + 1;
-        const bool show = due(o->log_every, done) || done == o->steps || done == 1;
+        const bool show = due(o->log_every, done) || done == o->steps || step == run->resume.step;
         metrics_step(&run->metrics, done, &outcome.record);
         if (show) metrics_buckets(&run->metrics, done, t->reducer.engine, t->step_started);
         progress_step(&run->progress, step, &outcome.record, show);
         if (outcome.verdict == STEP_SKIPPED) report_skipped(run, step, &outcome.record);
         if (outcome.verdict == STEP_DIVERGED) return report_divergence(run, step, &outcome.record);
         if (due(o->check_every, done)) trainer_check_ranks(t, step);
-        if (outcome.stop) return finish_run(run, done, true);
-        if (due(o->eval_every, done)) evaluate_now(run, done);
-        if (due(o->checkpoint_every, done) && done < o->steps && save_now(run, done, &e))
-            return checkpoint_failed(run, &e);
+        if (save_if_due(run, done, &outcome.agreed, &e)) return checkpoint_failed(run, &e);
+        if (outcome.agreed.stop) return finish_run(run, done, true);
+        if (!due(o->eval_every, done) || done == o->steps) continue;
+        evaluate_now(run, done);
+        if (asked_to_stop(run)) return finish_run(run, done, true);
     }
     return finish_run(run, o->steps, false);
+}
+
+/* Rank 0 makes ready what it writes to. */
+static int open_files(struct run *run, struct error *e) {
+    const struct options *o = run->options;
+    const struct resume *r = &run->resume;
+    char path[CHECKPOINT_PATH];
+    struct error ignored;
+    if (checkpoint_prepare(o->run_dir, e)) return -1;
+    if (r->same_run) return metrics_reopen(&run->metrics, o->run_dir, true, r->step, &run->eval, e);
+    if (checkpoint_locate(o->run_dir, path, sizeof path, &ignored) == 0)
+        log_line("note: this run starts anew beside the checkpoints of an earlier one (the newest: %s); "
+                 "they stay until it "
+                 "saves the same step. To go on from there, use --resume auto",
+                 path);
+    return metrics_open(&run->metrics, o->run_dir, true, e);
 }
 
 static int train(const struct options *o, struct comm *comm) {
     struct run run = {.options = o, .speaks = comm->rank == 0};
     struct error e;
     run.eval = (struct eval_record){-1, NAN, NAN, NAN, NAN};
+    signals_install();
     if (trainer_create(&run.trainer, o, comm, &e)) return command_refuse("train", comm, &e);
-    int status = run.speaks ? checkpoint_prepare(o->run_dir, &e) : 0;
-    status = status || metrics_open(&run.metrics, o->run_dir, run.speaks, &e);
     int code = EXIT_USAGE;
-    if (comm_agree(comm, status ? -1 : 0, &e)) {
+    if (resume_training(&run.resume, &run.trainer, &e) ||
+        comm_agree(comm, run.speaks ? open_files(&run, &e) : 0, &e)) {
         command_refuse("train", comm, &e);
     } else {
-        signals_install();
         start_run(&run);
         code = run_steps(&run);
     }
+    checkpointer_free(&run.checkpointer);
     metrics_close(&run.metrics);
     progress_free(&run.progress);
     trainer_free(&run.trainer);

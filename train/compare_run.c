@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "train/compare.h"
+#include "train/options_json.h"
 
 struct series {
     double *value;
@@ -45,23 +46,16 @@ static const char *text(const cJSON *event, const char *name) {
 
 /* Whether an option that has another value than before leaves the run as it was. */
 static bool changes_nothing(const char *name) {
-    static const char *const harmless[] = {"run_dir", "config", "log_every", "timeout"};
+    static const char *const harmless[] = {"run_dir", "config", "log_every", "timeout", "keep"};
     for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++)
         if (strcmp(name, harmless[i]) == 0) return true;
     return false;
 }
 
-static bool same_value(const cJSON *item, const char *value, bool is_text) {
-    if (!item) return false;
-    if (is_text) return cJSON_IsString(item) && strcmp(item->valuestring, value) == 0;
-    if (cJSON_IsBool(item)) return cJSON_IsTrue(item) == (strcmp(value, "true") == 0);
-    return cJSON_IsNumber(item) && item->valuedouble == strtod(value, NULL);
-}
-
 static void check_option(void *context, const char *name, const char *value, bool is_text) {
     struct reading *r = context;
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(r->found, name);
-    if (r->status || changes_nothing(name) || same_value(item, value, is_text)) return;
+    if (r->status || changes_nothing(name) || options_json_same(item, value, is_text)) return;
     char *before = item ? cJSON_PrintUnformatted(item) : strdup("unknown");
     r->status =
         error_set(r->e,

@@ -34,6 +34,15 @@ int loss_scale_create(struct loss_scale *s, const struct options *o, struct erro
                      o->loss_scale);
 }
 
+void loss_scale_visit(struct loss_scale *s, kept_take *take, void *context) {
+    const struct kept all[] = {
+        {.name = "loss_scale", .type = NUMBER_REAL, .number = &s->scale, .count = 1},
+        {.name = "loss_scale_good", .type = NUMBER_WHOLE, .number = &s->good, .count = 1},
+        {.name = "loss_scale_lost", .type = NUMBER_WHOLE, .number = &s->lost, .count = 1},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) take(context, &all[i]);
+}
+
 enum step_verdict loss_scale_judge(struct loss_scale *s, bool finite, bool loss_finite) {
     s->lost = loss_finite ? 0 : s->lost + 1;
     if (finite) {

@@ -6,7 +6,7 @@
 #ifndef TANDEM_LOSS_SCALE_H
 #define TANDEM_LOSS_SCALE_H
 
-#include "kernels/tensor.h"
+#include "comm/compress.h"
 #include "train/options.h"
 
 struct loss_scale {
@@ -14,7 +14,7 @@ struct loss_scale {
     double scale;   /* of the step to come: a power of two, at least 1 */
     int64_t window; /* good steps in a row before the scale grows */
     int64_t good;   /* since it last changed */
-    int lost;       /* steps in a row whose loss itself was not finite */
+    int64_t lost;   /* steps in a row whose loss itself was not finite */
 };
 
 enum step_verdict {
@@ -26,6 +26,9 @@ enum step_verdict {
 /* From --loss-scale, --initial-loss-scale and --loss-scale-window; auto is dynamic for fp16 and 1 otherwise. -1 with a
  * message for what is no scale. */
 int loss_scale_create(struct loss_scale *scale, const struct options *options, struct error *e);
+
+/* Shows its state to a checkpoint. */
+void loss_scale_visit(struct loss_scale *scale, kept_take *take, void *context);
 
 /* After a step: whether everything was finite on all ranks, and whether the loss was. The same answers on all ranks must give
  * the same scale. */

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/options_json.h"
+
 enum { REDUCE_SAME = -1 };
 
 static const struct {
@@ -75,16 +77,7 @@ static void write_event(struct metrics *m, cJSON *object) {
     cJSON_Delete(object);
 }
 
-static void add_option(void *context, const char *name, const char *value, bool is_text) {
-    if (is_text)
-        add_text(context, name, value);
-    else
-        cJSON_AddRawToObject(context, name, value);
-}
-
-void metrics_start(struct metrics *m, const struct options *o, const struct run_facts *f) {
-    if (!m->file) return;
-    cJSON *event = new_event("start");
+static void write_facts(struct metrics *m, cJSON *event, const struct options *o, const struct run_facts *f) {
     add_text(event, "version", f->version);
     add_text(event, "host", f->host);
     add_text(event, "device_description", f->device);
@@ -99,8 +92,21 @@ void metrics_start(struct metrics *m, const struct options *o, const struct run_
     add_number(event, "train_tokens", (double)f->train_tokens);
     add_number(event, "validation_tokens", (double)f->validation_tokens);
     add_number(event, "peak_flops", f->peak_flops);
-    options_visit(o, TRAIN, add_option, cJSON_AddObjectToObject(event, "options"));
+    options_json_add(o, cJSON_AddObjectToObject(event, "options"));
     write_event(m, event);
+}
+
+void metrics_start(struct metrics *m, const struct options *o, const struct run_facts *f) {
+    if (m->file) write_facts(m, new_event("start"), o, f);
+}
+
+void metrics_resume(struct metrics *m, int64_t step, const char *checkpoint, const struct options *o,
+                    const struct run_facts *f) {
+    if (!m->file) return;
+    cJSON *event = new_event("resume");
+    add_number(event, "step", (double)step);
+    add_text(event, "checkpoint", checkpoint);
+    write_facts(m, event, o, f);
 }
 
 void metrics_step(struct metrics *m, int64_t step, const struct step_record *r) {

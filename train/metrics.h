@@ -38,9 +38,17 @@ struct run_facts {
 
 /* Starts RUN_DIR/metrics.jsonl anew if `write`. -1 with a message if it cannot. */
 int metrics_open(struct metrics *m, const char *run_dir, bool write, struct error *e);
+
+/* The same, for a run that goes on after `step`: lines of later steps, the end of the run before and what was written half are
+ * taken out of the file first. *last: the newest evaluation in it, if there is one. */
+int metrics_reopen(struct metrics *m, const char *run_dir, bool write, int64_t step, struct eval_record *last,
+                   struct error *e);
 void metrics_close(struct metrics *m);
 
+/* The first event of a run; and of one that goes on after `step` from a checkpoint. */
 void metrics_start(struct metrics *m, const struct options *o, const struct run_facts *facts);
+void metrics_resume(struct metrics *m, int64_t step, const char *checkpoint, const struct options *o,
+                    const struct run_facts *facts);
 void metrics_step(struct metrics *m, int64_t step, const struct step_record *record);
 
 /* The life of each bucket in the step that began at `started` (clock_seconds): elements, and when its gradients were

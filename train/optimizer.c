@@ -12,7 +12,8 @@ struct run {
 
 struct optimizer_rule {
     const char *name;
-    int moments; /* flat tensors it keeps */
+    int moments;           /* flat tensors it keeps */
+    const char *moment[2]; /* their names */
     void (*update)(const struct optimizer *o, struct gpt *g, const struct run *run);
 };
 
@@ -39,7 +40,8 @@ static void update_sgd(const struct optimizer *o, struct gpt *g, const struct ru
     g->device->sgd(g->stream, part(g->weight, run), part(g->gradient, run), part(o->moment[0], run), step);
 }
 
-static const struct optimizer_rule rules[] = {{"adamw", 2, update_adamw}, {"sgd", 1, update_sgd}};
+static const struct optimizer_rule rules[] = {{"adamw", 2, {"exp_avg", "exp_avg_sq"}, update_adamw},
+                                              {"sgd", 1, {"momentum_buffer"}, update_sgd}};
 
 void optimizer_create(struct optimizer *o, const struct optimizer_options *options, const struct gpt *g) {
     *o = (struct optimizer){.options = *options, .memory.device = g->device};
@@ -55,6 +57,10 @@ void optimizer_create(struct optimizer *o, const struct optimizer_options *optio
 
 void optimizer_free(struct optimizer *o) {
     arena_free(&o->memory);
+}
+
+const char *optimizer_moment_name(const struct optimizer *o, int i) {
+    return i < o->rule->moments ? o->rule->moment[i] : NULL;
 }
 
 double optimizer_gradient_norm(const struct gpt *g) {

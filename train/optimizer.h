@@ -22,6 +22,9 @@ void optimizer_create(struct optimizer *optimizer, const struct optimizer_option
                       const struct gpt *gpt);
 void optimizer_free(struct optimizer *optimizer);
 
+/* The name of moment i as PyTorch has it, for checkpoints; NULL: there are no more. */
+const char *optimizer_moment_name(const struct optimizer *optimizer, int i);
+
 /* The global norm of the gradient before clipping, in double and in a fixed order. */
 double optimizer_gradient_norm(const struct gpt *gpt);
 

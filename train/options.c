@@ -389,6 +389,11 @@ void options_print_help(enum option_command command, FILE *out) {
     }
 }
 
+bool options_are_fixed(const char *name) {
+    const int i = find_option(name, TRAIN);
+    return i >= 0 && table[i].commands & FIXED;
+}
+
 void options_visit(const struct options *o, enum option_command command,
                    void (*visit)(void *context, const char *name, const char *value, bool is_text),
                    void *context) {

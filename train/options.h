@@ -6,8 +6,16 @@
 
 #include "kernels/base.h"
 
-/* Commands an option belongs to: bits. Compare has all options of train besides its own. */
-enum option_command { TRAIN = 1, GENERATE = 2, DATA = 4, INFO = 8, COMPARE = 16, PLAN = 32 };
+/* Commands an option belongs to, and FIXED: bits. Compare has all options of train besides its own. */
+enum option_command {
+    TRAIN = 1,
+    GENERATE = 2,
+    DATA = 4,
+    INFO = 8,
+    COMPARE = 16,
+    PLAN = 32,
+    FIXED = 64, /* beside TRAIN: a resumed run must have the value it began with */
+};
 
 #define OPTION_C_TEXT const char *
 #define OPTION_C_INTEGER int64_t
@@ -40,6 +48,9 @@ void options_print_help(enum option_command command, FILE *out);
 void options_visit(const struct options *o, enum option_command command,
                    void (*visit)(void *context, const char *name, const char *value, bool is_text),
                    void *context);
+
+/* Whether the option of that name is FIXED. */
+bool options_are_fixed(const char *name);
 
 /* The word of `words` (separated by |) that is nearest to `word` by edit distance; for messages. */
 void options_nearest(const char *word, const char *words, char *nearest, size_t size);

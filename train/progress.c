@@ -5,8 +5,8 @@
 
 #include "train/statistics.h"
 
-void progress_create(struct progress *p, bool shown, int64_t steps) {
-    *p = (struct progress){.shown = shown, .steps = steps, .started = clock_seconds()};
+void progress_create(struct progress *p, bool shown, int64_t first, int64_t steps) {
+    *p = (struct progress){.shown = shown, .first = first, .steps = steps, .started = clock_seconds()};
 }
 
 void progress_free(struct progress *p) {
@@ -17,6 +17,7 @@ void progress_free(struct progress *p) {
 }
 
 static double median(const double *values, int64_t count) {
+    if (count == 0) return NAN;
     /* the first step pays for page faults and library start-up */
     return count > 1 ? statistics_median(values + 1, count - 1) : statistics_median(values, count);
 }
@@ -29,7 +30,7 @@ double progress_median_step_ms(const struct progress *p) {
 static double remaining_seconds(const struct progress *p) {
     enum { WINDOW = 50 };
     int64_t count = p->done < WINDOW ? p->done : WINDOW;
-    return 1e-3 * median(p->step_ms + p->done - count, count) * (double)(p->steps - p->done);
+    return 1e-3 * median(p->step_ms + p->done - count, count) * (double)(p->steps - p->first - p->done);
 }
 
 /* Room for one entry more: the steps made count, not those planned, which may be a number that only means "very long". */

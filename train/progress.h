@@ -6,7 +6,7 @@
 
 struct progress {
     bool shown;                             /* this rank speaks */
-    int64_t steps;                          /* planned */
+    int64_t first, steps;                   /* made before this run went on from them; planned in all */
     int64_t done;                           /* recorded */
     int64_t room;                           /* entries allocated of each of these: */
     double *step_ms, *exposed_ms, *comm_ms; /* [done] of every step, for medians */
@@ -15,7 +15,7 @@ struct progress {
     double started;
 };
 
-void progress_create(struct progress *progress, bool shown, int64_t steps);
+void progress_create(struct progress *progress, bool shown, int64_t first, int64_t steps);
 void progress_free(struct progress *progress);
 
 /* Takes a step in; prints its line if `show`. step counts from 0 and is shown from 1. */

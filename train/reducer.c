@@ -1,6 +1,7 @@
 #include "train/reducer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,6 +74,8 @@ static void list_matrices(struct reducer *r, const struct gpt *g) {
 
 static void make_ranges(struct reducer *r) {
     free(r->range);
+    free(r->norm_squared);
+    r->norm_squared = memory_alloc_zeroed(sizeof *r->norm_squared * (size_t)r->engine->buckets);
     r->range = memory_alloc_zeroed(sizeof *r->range * (size_t)r->engine->buckets);
 }
 
@@ -94,6 +97,7 @@ void reducer_free(struct reducer *r) {
     bucket_engine_free(r->engine);
     free(r->matrix);
     free(r->range);
+    free(r->norm_squared);
     *r = (struct reducer){0};
 }
 
@@ -102,13 +106,13 @@ double reducer_gradient_norm(struct reducer *r, const struct gpt *g) {
     if (!has_interval(r->options)) return optimizer_gradient_norm(g);
     double sum = 0;
     for (int i = 0; i < engine->buckets; i++) {
-        struct bucket *b = &engine->bucket[i];
-        const double n = (double)b->view.gradients;
+        const struct bucket_view *b = &engine->bucket[i].view;
+        const double n = (double)b->gradients;
         if (n > 0) {
-            g->device->sum_squares(g->stream, &b->norm_squared, b->view.gradient);
-            b->norm_squared /= n * n;
+            g->device->sum_squares(g->stream, &r->norm_squared[i], b->gradient);
+            r->norm_squared[i] /= n * n;
         }
-        sum += b->norm_squared;
+        sum += r->norm_squared[i];
     }
     return sqrt(sum);
 }
@@ -127,21 +131,37 @@ void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *
     optimizer_update(optimizer, g, lr, norm, r->range, engine->buckets, r->updates);
 }
 
+void reducer_visit(struct reducer *r, kept_take *take, void *context) {
+    struct compressor *c = r->engine->compressor;
+    take(context, &(struct kept){.name = "updates", .type = NUMBER_WHOLE, .number = &r->updates, .count = 1});
+    char name[48]; /* norms fit the buckets they were taken of only */
+    snprintf(name, sizeof name, "norm_squared_%lld", (long long)r->engine->plan.bucket_elements);
+    if (has_interval(r->options))
+        take(context,
+             &(struct kept){
+                 .name = name, .type = NUMBER_REAL, .number = r->norm_squared, .count = r->engine->buckets});
+    if (c->method->visit) c->method->visit(c, take, context);
+}
+
+void reducer_replan(struct reducer *r, int64_t step) {
+    const struct bucket_plan plan =
+        plan_for(r, tensor_count(r->engine->gradient), tuner_interval(&r->tuner, step));
+    bucket_engine_replan(r->engine, &plan);
+    make_ranges(r);
+}
+
 void reducer_tune(struct reducer *r, int64_t step) {
     struct tuner *t = &r->tuner;
     const bool was_measuring = t->measuring;
     if (!tuner_observe(t, r->engine, step)) return;
-    const struct bucket_plan plan =
-        plan_for(r, tensor_count(r->engine->gradient), tuner_interval(t, step + 1));
-    bucket_engine_replan(r->engine, &plan);
-    make_ranges(r);
+    reducer_replan(r, step + 1);
     if (was_measuring && r->engine->comm->rank == 0)
         log_line("step %lld: reductions take %.1f ms without waiting, the backward pass can hide %.1f ms "
                  "(medians of "
                  "%d steps): "
                  "interval %lld, %d units of about %.2f MiB",
                  (long long)step + 1, t->comm_ms, t->window_ms, TUNER_SAMPLES, (long long)t->interval,
-                 r->engine->units, (double)plan.bucket_elements / (double)MIB_ELEMENTS);
+                 r->engine->units, (double)r->engine->plan.bucket_elements / (double)MIB_ELEMENTS);
 }
 
 double reducer_interval(const struct reducer *r, int64_t step) {

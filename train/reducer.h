@@ -13,6 +13,7 @@ struct reducer {
     struct tuner tuner;
     struct flat_matrix *matrix;    /* [table.params] */
     struct optimizer_range *range; /* [engine->buckets] */
+    double *norm_squared;          /* [engine->buckets] of a bucket's newest mean gradient */
     const struct options *options;
     int64_t updates; /* steps that have updated weights */
 };
@@ -33,6 +34,12 @@ double reducer_gradient_norm(struct reducer *reducer, const struct gpt *gpt);
  * not touched, and one that comes with the gradients of n steps makes n steps at once (optimizer_update). */
 void reducer_update(struct reducer *reducer, struct optimizer *optimizer, struct gpt *gpt, double lr,
                     double norm);
+
+/* Shows what must survive to a checkpoint, but for the tuner's state. */
+void reducer_visit(struct reducer *reducer, kept_take *take, void *context);
+
+/* Cuts anew for `step`, as the state of its tuner says: after that has been loaded, before reducer_visit loads the rest. */
+void reducer_replan(struct reducer *reducer, int64_t step);
 
 /* Lets the tuner look at the finished step; cuts anew when it has decided. Collective. */
 void reducer_tune(struct reducer *reducer, int64_t step);

@@ -112,6 +112,26 @@ int safetensors_find(const struct safetensors *f, const char *name, struct tenso
     return 0;
 }
 
+/* "fp32 (8, 3)" */
+static void describe(struct tensor t, char *text, size_t size) {
+    int used = snprintf(text, size, "%s (", dtype_table[t.dtype].name);
+    for (int d = 0; d < t.ndim; d++)
+        used += snprintf(text + used, size - (size_t)used, "%s%lld", d ? ", " : "", (long long)t.dim[d]);
+    snprintf(text + used, size - (size_t)used, ")");
+}
+
+int safetensors_find_like(const struct safetensors *f, const char *name, struct tensor like, struct tensor *t,
+                          struct error *e) {
+    char found[128], expected[128];
+    if (safetensors_find(f, name, t, e)) return -1;
+    bool fits = t->dtype == like.dtype && t->ndim == like.ndim;
+    for (int d = 0; fits && d < like.ndim; d++) fits = t->dim[d] == like.dim[d];
+    if (fits) return 0;
+    describe(*t, found, sizeof found);
+    describe(like, expected, sizeof expected);
+    return error_set(e, "'%s': tensor '%s' is %s; expected %s", f->path, name, found, expected);
+}
+
 static char *build_header(const char *const *names, const struct tensor *tensors, int count) {
     cJSON *header = cJSON_CreateObject();
     double offset = 0;
@@ -132,24 +152,19 @@ static char *build_header(const char *const *names, const struct tensor *tensors
 }
 
 int safetensors_write(const char *path, const char *const *names, const struct tensor *tensors, int count,
-                      struct error *e) {
-    FILE *f = fopen(path, "wbe");
-    if (!f) return error_set(e, "'%s' cannot be written: %s", path, strerror(errno));
+                      struct file_sum *sum, struct error *e) {
+    struct file_output out;
+    if (files_output_open(&out, path, sum, e)) return -1;
     char *header = build_header(names, tensors, count);
     /* Padding with spaces to 8 bytes is allowed, and keeps the data aligned for those who map the file. */
-    size_t text_bytes = strlen(header), pad = (8 - text_bytes % 8) % 8;
-    uint64_t length = text_bytes + pad;
-    bool ok = fwrite(&length, LENGTH_BYTES, 1, f) == 1 && fwrite(header, text_bytes, 1, f) == 1 &&
-              fwrite("        ", 1, pad, f) == pad;
-    for (int i = 0; ok && i < count; i++) {
-        size_t bytes = (size_t)tensor_count(tensors[i]) * dtype_table[tensors[i].dtype].size;
-        ok = fwrite(tensors[i].data, 1, bytes, f) == bytes;
-    }
-    ok = ok && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    int code = errno;
-    ok = fclose(f) == 0 && ok;
+    const size_t text_bytes = strlen(header), pad = (8 - text_bytes % 8) % 8;
+    const uint64_t length = text_bytes + pad;
+    files_output_write(&out, &length, LENGTH_BYTES);
+    files_output_write(&out, header, text_bytes);
+    files_output_write(&out, "        ", pad);
     free(header);
-    if (ok) return 0;
-    unlink(path);
-    return error_set(e, "'%s' could not be written whole: %s", path, strerror(code));
+    for (int i = 0; i < count; i++)
+        files_output_write(&out, tensors[i].data,
+                           (size_t)tensor_count(tensors[i]) * dtype_table[tensors[i].dtype].size);
+    return files_output_close(&out, e);
 }

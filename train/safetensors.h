@@ -4,6 +4,7 @@
 #define TANDEM_SAFETENSORS_H
 
 #include "kernels/tensor.h"
+#include "train/files.h"
 
 /* A file being read: memory-mapped, tensors are views into it. */
 struct safetensors {
@@ -22,10 +23,14 @@ void safetensors_close(struct safetensors *file);
 /* The tensor of that name; -1 with a message if it is not there, or its place in the file makes no sense. */
 int safetensors_find(const struct safetensors *file, const char *name, struct tensor *tensor,
                      struct error *e);
+/* The same, and -1 with a message if it is not of `like`'s dtype and shape. */
+int safetensors_find_like(const struct safetensors *file, const char *name, struct tensor like,
+                          struct tensor *tensor, struct error *e);
 bool safetensors_has(const struct safetensors *file, const char *name);
 
-/* Writes count tensors (host memory) and syncs the file. -1 with a message, and no file left, on failure. */
+/* Writes count tensors (host memory) and syncs the file; *sum is its length and checksum. -1 with a message, and no file
+ * left, on failure. */
 int safetensors_write(const char *path, const char *const *names, const struct tensor *tensors, int count,
-                      struct error *e);
+                      struct file_sum *sum, struct error *e);
 
 #endif

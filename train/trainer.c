@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "train/evaluate.h"
-#include "train/signals.h"
 
 /* Whether the global batch can be shared by the ranks there are. The same answer on every rank. */
 static int plan_batch(struct trainer *t, struct error *e) {
@@ -229,7 +228,7 @@ static void finish_record(struct trainer *t, struct step_record *r) {
              (t->peak_flops * t->comm->size);
 }
 
-struct step_outcome trainer_step(struct trainer *t, int64_t step, bool stop) {
+struct step_outcome trainer_step(struct trainer *t, int64_t step, struct step_votes wish) {
     struct step_outcome outcome = {0};
     struct step_record *r = &outcome.record;
     run_micro_batches(t, step, r);
@@ -239,11 +238,13 @@ struct step_outcome trainer_step(struct trainer *t, int64_t step, bool stop) {
     r->lr = lr_schedule_rate(&t->schedule, step);
     r->interval = reducer_interval(&t->reducer, step);
     r->grad_norm = reducer_gradient_norm(&t->reducer, &t->gpt);
-    double votes[2] = {stop, !finite || !isfinite(r->loss) || !isfinite(r->grad_norm)};
-    step_record_reduce(r, t->comm, REDUCE_SUM, votes, 2);
-    outcome.stop = votes[0] > 0;
+    double votes[] = {!finite || !isfinite(r->loss) || !isfinite(r->grad_norm), wish.stop, wish.save,
+                      wish.written};
+    step_record_reduce(r, t->comm, REDUCE_SUM, votes, 4);
+    outcome.agreed = (struct step_votes){
+        .stop = votes[1] > 0, .save = votes[2] > 0, .written = (int)votes[3] == t->comm->size};
     r->loss_scale = t->loss_scale.scale;
-    outcome.verdict = loss_scale_judge(&t->loss_scale, votes[1] == 0, isfinite(r->loss));
+    outcome.verdict = loss_scale_judge(&t->loss_scale, votes[0] == 0, isfinite(r->loss));
     r->skipped = outcome.verdict == STEP_SKIPPED;
     bucket_engine_commit(t->reducer.engine, outcome.verdict == STEP_ACCEPTED);
     if (outcome.verdict == STEP_ACCEPTED)

@@ -35,10 +35,17 @@ void trainer_free(struct trainer *trainer);
 /* What is to be recorded about the run; valid while the trainer is. */
 struct run_facts trainer_facts(const struct trainer *trainer);
 
+/* What a rank wishes at the end of a step, and what all of them make of it. */
+struct step_votes {
+    bool stop;    /* stop after it; one rank is enough */
+    bool save;    /* save a checkpoint after it; one rank is enough */
+    bool written; /* the checkpoint under way has been written; all ranks are needed */
+};
+
 /* What one step came to. */
 struct step_outcome {
     struct step_record record;
-    bool stop;                 /* some rank was asked to stop by a signal */
+    struct step_votes agreed;
     enum step_verdict verdict; /* accepted, or something was not finite: then no weight has been touched */
 };
 
@@ -46,8 +53,8 @@ struct step_outcome {
 void trainer_read_batch(struct trainer *trainer, int64_t step);
 
 /* Step number `step` on the batch that lies in tokens and targets: micro-batches forward and backward, reduction
- * overlapped with the last one, clipping, update. `stop`: this rank wishes to. Same outcome on all ranks. Collective. */
-struct step_outcome trainer_step(struct trainer *trainer, int64_t step, bool stop);
+ * overlapped with the last one, clipping, update. Same outcome on all ranks. Collective. */
+struct step_outcome trainer_step(struct trainer *trainer, int64_t step, struct step_votes votes);
 
 /* Ends the job unless all ranks hold the same weights, bit for bit. Collective. */
 void trainer_check_ranks(struct trainer *trainer, int64_t step);

@@ -48,6 +48,28 @@ static double hiding_window_ms(struct bucket_engine *engine) {
     return 1e3 * window;
 }
 
+void tuner_visit(struct tuner *t, kept_take *take, void *context) {
+    const struct kept all[] = {
+        {.name = "tuner_active", .type = NUMBER_FLAG, .number = &t->active, .count = 1},
+        {.name = "tuner_next", .type = NUMBER_WHOLE, .number = &t->next, .count = 1},
+        {.name = "tuner_samples", .type = NUMBER_WHOLE, .number = &t->samples, .count = 1},
+        {.name = "tuner_measuring", .type = NUMBER_FLAG, .number = &t->measuring, .count = 1},
+        {.name = "tuner_comm", .type = NUMBER_REAL, .number = t->comm, .count = TUNER_SAMPLES},
+        {.name = "tuner_window", .type = NUMBER_REAL, .number = t->window, .count = TUNER_SAMPLES},
+        {.name = "tuner_interval", .type = NUMBER_WHOLE, .number = &t->interval, .count = 1},
+        {.name = "tuner_bucket_elements", .type = NUMBER_WHOLE, .number = &t->bucket_elements, .count = 1},
+        {.name = "tuner_comm_ms", .type = NUMBER_REAL, .number = &t->comm_ms, .count = 1},
+        {.name = "tuner_window_ms", .type = NUMBER_REAL, .number = &t->window_ms, .count = 1},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) take(context, &all[i]);
+}
+
+void tuner_measure_anew(struct tuner *t, int64_t step) {
+    t->next = step + TUNER_WARMUP;
+    t->measuring = false;
+    t->samples = 0;
+}
+
 static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -77,7 +99,7 @@ static bool decide(struct tuner *t, struct bucket_engine *engine, int64_t step) 
     t->bucket_elements = t->interval > 1 ? decide_bucket(t, tensor_count(engine->gradient)) : 0;
     t->measuring = false;
     t->samples = 0;
-    t->next = t->retune > 0 ? step + 1 + t->retune : INT64_MAX;
+    t->next = t->retune > 0 ? step + 1 + t->retune : TUNER_NEVER;
     return true;
 }
 

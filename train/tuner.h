@@ -8,13 +8,14 @@
 #include "comm/bucket.h"
 
 enum { TUNER_WARMUP = 3, TUNER_SAMPLES = 7 };
+static const int64_t TUNER_NEVER = (int64_t)1 << 53; /* more steps than any run has, and exact in JSON */
 
 struct tuner {
     bool active;
-    int64_t retune;                                    /* steps between measurements; 0: one only */
-    int64_t next;                                      /* step at which the next measurement begins */
-    int samples;                                       /* taken in the measurement under way */
-    bool measuring;                                    /* reductions are dense meanwhile */
+    int64_t retune;  /* steps between measurements; 0: one only */
+    int64_t next;    /* step at which the next measurement begins, or TUNER_NEVER */
+    int64_t samples; /* taken in the measurement under way */
+    bool measuring;  /* reductions are dense meanwhile */
     double comm[TUNER_SAMPLES], window[TUNER_SAMPLES]; /* ms, true communication and the window */
     int64_t interval;                                  /* in force outside of measurements */
     int64_t bucket_elements;                           /* that go with it; 0: any */
@@ -29,6 +30,12 @@ int64_t tuner_interval(const struct tuner *tuner, int64_t step);
 
 /* Looks at a finished step. True when it has come to a new decision (interval or bucket size changes now). Collective. */
 bool tuner_observe(struct tuner *tuner, struct bucket_engine *engine, int64_t step);
+
+/* Shows its state to a checkpoint. */
+void tuner_visit(struct tuner *tuner, kept_take *take, void *context);
+
+/* Measures anew a few steps after `step`: for state that comes from another number of ranks. */
+void tuner_measure_anew(struct tuner *tuner, int64_t step);
 
 /* ceil(communication / window), at least 1; with a decision in force, a step up or down only where the ratio has left
  * its interval by a tenth (hysteresis). Exposed for tests. */

@@ -32,6 +32,18 @@ double covap_coefficient(const struct compress_options *o, int64_t step) {
     return fmin(1.0, o->ef_initial + o->ef_increment * floor((double)(step + 1) / (double)o->ef_period));
 }
 
+/* For accumulate, too. */
+static void covap_visit(struct compressor *c, kept_take *take, void *context) {
+    struct covap *s = c->state;
+    const struct kept all[] = {
+        {.name = "residual", .share = SHARE_SUM, .tensor = s->residual},
+        {.name = "used", .type = NUMBER_FLAG, .number = &s->used, .count = 1},
+        {.name = "interval", .type = NUMBER_WHOLE, .number = &s->interval, .count = 1},
+        {.name = "since", .type = NUMBER_WHOLE, .number = &s->since, .count = 1},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) take(context, &all[i]);
+}
+
 static bool covap_sends(const struct compressor *c, const struct bucket_view *b, int64_t step) {
     return (b->unit + step + 1) % c->options.interval == 0;
 }
@@ -107,6 +119,7 @@ const struct compressor_method compress_covap = {
     .state_bytes = sizeof(struct covap),
     .layout = covap_layout,
     .residual = covap_residual,
+    .visit = covap_visit,
     .compress = covap_compress,
     .commit = covap_commit,
 };
@@ -119,6 +132,7 @@ const struct compressor_method compress_accumulate = {
     .state_bytes = sizeof(struct covap),
     .layout = covap_layout,
     .residual = covap_residual,
+    .visit = covap_visit,
     .compress = accumulate_compress,
     .commit = accumulate_commit,
 };

@@ -77,6 +77,13 @@ static void dgc_commit(struct compressor *c, const struct bucket_view *b, int64_
                         tensor_slice(s->next_momentum, b->offset, b->count), 1.0f);
 }
 
+/* Momentum is linear in the gradients: like the residual it counts as a sum over ranks. */
+static void dgc_visit(struct compressor *c, kept_take *take, void *context) {
+    const struct dgc *s = c->state;
+    feedback_visit(c, take, context);
+    take(context, &(struct kept){.name = "momentum", .share = SHARE_SUM, .tensor = s->momentum});
+}
+
 static int dgc_check(const struct compress_options *o, struct error *e) {
     if (density_check(o, e) != 0) return -1;
     if (!(o->momentum >= 0.0 && o->momentum < 1.0))
@@ -97,6 +104,7 @@ const struct compressor_method compress_dgc = {
     .check = dgc_check,
     .layout = dgc_layout,
     .residual = feedback_residual,
+    .visit = dgc_visit,
     .compress = dgc_compress,
     .decompress = dgc_decompress,
     .commit = dgc_commit,

@@ -97,6 +97,7 @@ const struct compressor_method compress_efsignsgd = {
     .state_bytes = sizeof(struct feedback),
     .layout = efsignsgd_layout,
     .residual = feedback_residual,
+    .visit = feedback_visit,
     .compress = efsignsgd_compress,
     .decompress = efsignsgd_decompress,
     .commit = feedback_commit,

@@ -15,6 +15,10 @@ struct tensor feedback_residual(const struct compressor *c) {
     return ((const struct feedback *)c->state)->residual;
 }
 
+void feedback_visit(struct compressor *c, kept_take *take, void *context) {
+    take(context, &(struct kept){.name = "residual", .share = SHARE_SUM, .tensor = feedback_residual(c)});
+}
+
 static struct tensor residual_of(const struct compressor *c, const struct bucket_view *b) {
     return tensor_slice(feedback_residual(c), b->offset, b->count);
 }

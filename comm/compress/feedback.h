@@ -23,6 +23,9 @@ int64_t feedback_most_buckets(const struct compressor *c);
 void feedback_layout(struct compressor *c, int64_t words);
 struct tensor feedback_residual(const struct compressor *c);
 
+/* Shows the residual to a checkpoint. */
+void feedback_visit(struct compressor *c, kept_take *take, void *context);
+
 /* Ends the step: the error becomes the residual if it is accepted, and the words are free again; or only the latter, for a
  * method that keeps no residual. */
 void feedback_commit(struct compressor *c, const struct bucket_view *b, int64_t step, bool accepted);

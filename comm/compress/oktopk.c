@@ -196,6 +196,12 @@ static void oktopk_commit(struct compressor *c, const struct bucket_view *b, int
         copy_record(c, record_of(((const struct oktopk *)c->state)->record, b), next_of(c, b));
 }
 
+static void oktopk_visit(struct compressor *c, kept_take *take, void *context) {
+    const struct oktopk *s = c->state;
+    feedback_visit(c, take, context);
+    take(context, &(struct kept){.name = "record", .share = SHARE_RANK, .tensor = s->record});
+}
+
 const struct compressor_method compress_oktopk = {
     .name = "oktopk",
     .help = "about the largest elements of the sum over ranks, the rest kept in a residual",
@@ -205,6 +211,7 @@ const struct compressor_method compress_oktopk = {
     .check = density_check,
     .layout = oktopk_layout,
     .residual = feedback_residual,
+    .visit = oktopk_visit,
     .compress = oktopk_compress,
     .decompress = oktopk_decompress,
     .commit = oktopk_commit,

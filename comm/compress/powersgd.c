@@ -183,6 +183,19 @@ static void powersgd_commit(struct compressor *c, const struct bucket_view *b, i
                             matrix_at(s->next_q, i.at_q, i.shape->columns, c->options.rank), 1.0f);
 }
 
+static void powersgd_visit(struct compressor *c, kept_take *take, void *context) {
+    const struct powersgd *s = c->state;
+    feedback_visit(c, take, context);
+    int64_t at = 0;
+    for (int i = 0; i < c->matrices; i++) {
+        const struct flat_matrix *m = &c->matrix[i];
+        if (!pays(c, m)) continue;
+        const struct tensor q = matrix_at(s->q, at, m->columns, c->options.rank);
+        take(context, &(struct kept){.name = "powersgd_q", .matrix = i, .tensor = q});
+        at += m->columns * c->options.rank;
+    }
+}
+
 static int powersgd_check(const struct compress_options *o, struct error *e) {
     if (o->rank >= 1) return 0;
     return error_set(e, "found rank %lld for compressor 'powersgd', expected at least 1", (long long)o->rank);
@@ -198,6 +211,7 @@ const struct compressor_method compress_powersgd = {
     .check = powersgd_check,
     .layout = powersgd_layout,
     .residual = feedback_residual,
+    .visit = powersgd_visit,
     .compress = powersgd_compress,
     .decompress = powersgd_decompress,
     .commit = powersgd_commit,

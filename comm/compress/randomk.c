@@ -40,6 +40,7 @@ const struct compressor_method compress_randomk = {
     .check = density_check,
     .layout = randomk_layout,
     .residual = feedback_residual,
+    .visit = feedback_visit,
     .compress = randomk_compress,
     .decompress = randomk_decompress,
     .commit = feedback_commit,

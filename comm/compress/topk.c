@@ -35,6 +35,7 @@ const struct compressor_method compress_topk = {
     .check = density_check,
     .layout = topk_layout,
     .residual = feedback_residual,
+    .visit = feedback_visit,
     .compress = topk_compress,
     .decompress = topk_decompress,
     .commit = feedback_commit,
