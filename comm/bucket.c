@@ -91,10 +91,16 @@ void bucket_engine_begin(struct bucket_engine *engine, int64_t step) {
     }
 }
 
+/* While a run begins, gradients change too fast for what a method keeps of them. */
+static bool is_dense_step(const struct bucket_engine *engine) {
+    return engine->step < engine->plan.compress.start_step && !engine->compressor->method->starts_itself;
+}
+
 /* A lossy method could hide a bad gradient from the other ranks, or keep it for ever: it is taken out here, and reported. */
 static void look_at_gradient(struct bucket_engine *engine, struct bucket *b) {
     double squares;
-    if (engine->compressor->method->dense) return; /* the sum shows it to everybody */
+    if (engine->compressor->method->dense || is_dense_step(engine))
+        return; /* the sum shows it to everybody */
     engine->device->sum_squares(NULL, &squares, b->view.gradient);
     if (isfinite(squares)) return;
     engine->finite = false;
@@ -135,8 +141,13 @@ static void begin_round(struct bucket_engine *engine, struct bucket *b) {
     const double started = clock_seconds();
     const struct compressor_method *method = engine->compressor->method;
     if (b->round == 0) look_at_gradient(engine, b);
-    b->complete = b->round == method->rounds ||
-                  !method->compress(engine->compressor, &b->view, engine->step, b->round, &b->payload);
+    if (is_dense_step(engine)) {
+        b->payload = (struct payload){.how = SEND_SUM, .mine = b->view.gradient};
+        b->complete = b->round == 1;
+    } else {
+        b->complete = b->round == method->rounds ||
+                      !method->compress(engine->compressor, &b->view, engine->step, b->round, &b->payload);
+    }
     engine->compress_seconds += clock_seconds() - started;
     if (!b->complete) begin_message(engine, b);
 }
@@ -153,7 +164,7 @@ static void advance(struct bucket_engine *engine, struct bucket *b) {
     if (wire.dtype != b->payload.mine.dtype)
         engine->device->cast(NULL, b->payload.mine, wire, 1.0f / wire_scale(engine));
     const struct compressor_method *method = engine->compressor->method;
-    if (method->decompress)
+    if (method->decompress && !is_dense_step(engine))
         method->decompress(engine->compressor, &b->view, engine->step, b->round, &b->payload);
     engine->compress_seconds += clock_seconds() - started;
     b->round++;
@@ -225,7 +236,7 @@ void bucket_engine_commit(struct bucket_engine *engine, bool accepted) {
     CHECK(engine->in_step, "a step of the bucket engine is committed that was not begun");
     engine->in_step = false;
     const struct compressor_method *method = engine->compressor->method;
-    if (!method->commit) return;
+    if (!method->commit || is_dense_step(engine)) return;
     for (int i = 0; i < engine->buckets; i++)
         method->commit(engine->compressor, &engine->bucket[i].view, engine->step, accepted);
 }

@@ -2,7 +2,8 @@
  *
  * For each bucket, once its gradients are final, the engine calls compress(round 0), sends the payload, calls
  * decompress(round 0) when it has arrived, and goes on with round 1 ... rounds-1 in the same way. All calls are made by
- * the thread that computes, in an order that is the same on every rank. After the step the engine calls commit.
+ * the thread that computes, in an order that is the same on every rank. After the step the engine calls commit. Steps before start_step
+ * are none of its business: the engine sends sums of gradients, and no method is called.
  *
  * The contract of every method. After the last decompress the bucket holds the same bits on every rank: the estimate of
  * the sum over ranks of the gradients. What is held back stays in the residual: with `lossless`,
@@ -65,12 +66,13 @@ struct compress_options {
     double ef_initial,
         ef_increment; /* covap: k(s) = min(1, initial + increment * floor(s / period)); 1: lossless */
     int64_t ef_period;
-    double density;     /* topk, randomk, dgc, oktopk: share of the elements sent, in (0, 1] */
-    int64_t rank;       /* powersgd */
-    int64_t start_step; /* powersgd: dense before it; dgc: density falls to its value until then */
-    int64_t levels;     /* qsgd: of a magnitude above 0, 1 to 127 */
-    double momentum;    /* dgc: momentum correction, in [0, 1) */
-    enum dtype wire;    /* of SEND_SUM payloads: fp32, bf16, fp16 */
+    double density; /* topk, randomk, dgc, oktopk: share of the elements sent, in (0, 1] */
+    int64_t rank;   /* powersgd */
+    int64_t
+        start_step; /* before it everything is sent, whatever the method; dgc: its density falls until then */
+    int64_t levels; /* qsgd: of a magnitude above 0, 1 to 127 */
+    double momentum; /* dgc: momentum correction, in [0, 1) */
+    enum dtype wire; /* of SEND_SUM payloads: fp32, bf16, fp16 */
     uint64_t seed;
 };
 
@@ -93,6 +95,7 @@ struct compressor_method {
     bool lossless; /* the contract's sum holds (covap: while k = 1) */
     bool units;    /* buckets are cut into units (comm/plan.h) */
     bool whole_matrices; /* buckets must end where parameters end */
+    bool starts_itself;  /* what it does before start_step is its own affair */
     enum dtype wire;     /* at least this: bf16 and fp16 are methods of their own; 0 = fp32 */
     int rounds;
     size_t state_bytes; /* of c->state: zeroed when made */

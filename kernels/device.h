@@ -20,7 +20,8 @@ struct dropout {
 
 struct adamw_step {
     float lr, beta1, beta2, eps, decay, grad_scale;
-    int64_t step; /* of the (last) update, from 1 */
+    int64_t step;      /* of the last gradient that is in, from 1 */
+    int64_t gradients; /* so many steps' gradients are in the sum: 1 or more */
 };
 
 struct sgd_step {

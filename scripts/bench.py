@@ -2,7 +2,7 @@
 """Measures what docs/benchmarks.md reports: each figure beside its ceiling or its peer, taken in the same run.
 
     make bench                                   everything that this machine allows
-    scripts/bench.py [--only NAME ...] [--out FILE]    NAME: model-a tiny gpt2 ranks link covap accuracy
+    scripts/bench.py [--only NAME ...] [--out FILE]    NAME: model-a tiny gpt2 ranks link covap ddp accuracy
                      [--text FILE]               text for the accuracy figure (default: get_data.sh shakespeare)
 
 Ceilings are measured before and after each figure and the mean of both is taken, since other work on the machine makes
@@ -28,6 +28,7 @@ MODELS = {  # layers, heads, channels, vocabulary, context, sequences
     "tiny": (4, 4, 128, 256, 64, 12),
     "gpt2": (12, 12, 768, 50257, 64, 4),
 }
+OPENBLAS = pathlib.Path("/usr/lib/x86_64-linux-gnu/openblas-openmp")
 rows = []
 
 
@@ -81,17 +82,20 @@ def gflop(model):
     return 1e-9 * (6 * matrices + 12 * L * C * T) * B * T
 
 
+def peer_environment(threads):
+    core = "SKYLAKEX" if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text() else "HASWELL"
+    return {"OMP_NUM_THREADS": threads, "OPENBLAS_CORETYPE": core, "LD_LIBRARY_PATH": OPENBLAS}
+
+
 def pytorch(model, threads, steps):
     """PyTorch at its best here: with OpenBLAS built for OpenMP (its own thread pool fights PyTorch's) and told the right core,
     which its version in Debian 12 does not find on newer processors. Without OpenBLAS, PyTorch is no peer to beat."""
-    libraries = pathlib.Path("/usr/lib/x86_64-linux-gnu/openblas-openmp")
     found = subprocess.run(["/usr/bin/python3", "-c", "import torch"], stderr=subprocess.DEVNULL).returncode == 0
-    if not found or not libraries.exists():
+    if not found or not OPENBLAS.exists():
         print("no peer: needs python3-torch and libopenblas0-openmp", file=sys.stderr)
         return None
-    core = "SKYLAKEX" if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text() else "HASWELL"
     return json.loads(run([*pinned(threads), "/usr/bin/python3", "scripts/bench_pytorch.py", *MODELS[model], steps],
-                          OMP_NUM_THREADS=threads, OPENBLAS_CORETYPE=core, LD_LIBRARY_PATH=libraries))
+                          **peer_environment(threads)))
 
 
 def bench_model(model, threads, steps, target, peer_steps, peer_target):
@@ -145,9 +149,14 @@ def bench_ranks():
     report("the same beside two runs that do not talk", f"{two:.0f} tokens/s", f"{apart:.0f} tokens/s", f"{100 * two / apart:.1f} %", "")
 
 
-def bench_link():
+def needs_root():
     if os.geteuid() != 0:
         print("link figures need root (network namespaces): left out", file=sys.stderr)
+    return os.geteuid() != 0
+
+
+def bench_link():
+    if needs_root():
         return
     for hosts, rate, algorithm in [(h, r, a) for h in (2, 3) for r in (1000, 250) for a in ("direct", "mpi")]:
         text = run([ROOT / "scripts/virtual_cluster.sh", "--hosts", hosts, "--rate", f"{rate}mbit", "--",
@@ -163,35 +172,80 @@ def bench_link():
         report("  that thread", f"{slower[1]} % slower", f"{slower[2]} % more CPU time", "", "<= 8 %" if ours else "")
 
 
-def on_hosts(hosts, rate, steps, *more):
-    """Model A, 4 sequences a rank, on virtual hosts; the step records of rank 0 after the first two steps."""
+def cluster(hosts, rate, command, **env):
+    return run([ROOT / "scripts/virtual_cluster.sh", "--hosts", hosts, "--rate", f"{rate:.0f}mbit", "--", *command], **env)
+
+
+def on_hosts(hosts, rate, steps, sequences, *more):
+    """Model A, so many sequences a rank, on virtual hosts; the step records of rank 0 after the first two steps."""
     with tempfile.TemporaryDirectory() as folder:
         options = " ".join(str(word) for word in [*train_options("model-a", steps), "--threads", 1, *more])
-        run([ROOT / "scripts/virtual_cluster.sh", "--hosts", hosts, "--rate", f"{rate}mbit", "--", "bash", "-c",
-             f"cd {ROOT} && exec {BUILD}/tandem train {options} --run-dir {folder}/$OMPI_COMM_WORLD_RANK"])
+        batch = sequences if "self" in more else sequences * hosts
+        cluster(hosts, rate, ["bash", "-c", f"cd {ROOT} && exec {BUILD}/tandem train {options} --batch-size {batch} "
+                                            f"--run-dir {folder}/$OMPI_COMM_WORLD_RANK"])
         return steps_of(f"{folder}/0")
 
 
+def covap_on_hosts(hosts, rate, sequences):
+    """Whole intervals after the dense steps in which --interval auto decides."""
+    records = on_hosts(hosts, rate, 36, sequences, "--compress", "covap", "--retune", 0)
+    interval = int(records[-1]["interval"])
+    return interval, records[-(len(records) - 12) // interval * interval:]
+
+
 def bench_covap():
-    """COVAP on a slow link, against the same step without any communication and against dense overlapped reductions."""
-    if os.geteuid() != 0:
-        print("link figures need root (network namespaces): left out", file=sys.stderr)
+    """COVAP on slow links against the same ranks without any communication and against dense overlapped reductions. The rate is
+    what makes the dense reductions take 2 and 4 times the backward pass; runs alternate."""
+    if needs_root():
         return
-    for hosts, rate in ((2, 232), (2, 116), (4, 174)):
-        batch = ["--batch-size", 4 * hosts]
-        alone = median(on_hosts(hosts, rate, 8, "--batch-size", 4, "--comm", "self"), "step_ms")
-        dense = on_hosts(hosts, rate, 8, *batch)
-        covap = on_hosts(hosts, rate, 34, *batch, "--compress", "covap", "--retune", 0)
-        interval = int(covap[-1]["interval"])
-        tuned = covap[-(len(covap) - 12) // interval * interval:] if interval > 1 else covap[12:]
-        name = f"{hosts} hosts, {rate} Mbit/s"
-        ratio = median(dense, "comm_ms") / median(dense, "backward_ms")
-        report(f"{name}: no communication", f"{alone:.0f} ms", "", "", "")
-        report(f"{name}: dense, overlapped", f"{median(dense, 'step_ms'):.0f} ms, exposed {median(dense, 'comm_exposed_ms'):.0f} ms",
-               f"communication / backward {ratio:.1f}", f"{median(dense, 'step_ms') / alone:.2f} x no communication", "")
-        mean = statistics.mean(r["step_ms"] for r in tuned)
-        report(f"{name}: COVAP auto, I = {interval}", f"{mean:.0f} ms (mean), exposed {statistics.mean(r['comm_exposed_ms'] for r in tuned):.0f} ms",
-               f"compression {statistics.mean(r['compress_ms'] for r in tuned):.1f} ms", f"{mean / alone:.3f} x no communication", "<= 1.05 x")
+    mean = lambda values: statistics.mean(values)  # noqa: E731
+    for hosts in (2, 4):
+        megabits = 2 * (hosts - 1) / hosts * 43.4 * 8
+        backward = median(on_hosts(hosts, 1000, 8, 4, "--comm", "self"), "backward_ms")
+        for ratio in (2, 4):
+            rate = megabits / (ratio * backward) * 1e3
+            alone, covap, interval = [], [], 0
+            dense = on_hosts(hosts, rate, 8, 4)
+            for _ in range(2):
+                alone.append(median(on_hosts(hosts, rate, 12, 4, "--comm", "self"), "step_ms"))
+                interval, records = covap_on_hosts(hosts, rate, 4)
+                covap.append({f: mean(r[f] for r in records) for f in ("step_ms", "comm_exposed_ms", "compress_ms")})
+            alone.append(median(on_hosts(hosts, rate, 12, 4, "--comm", "self"), "step_ms"))
+            name, floor = f"{hosts} hosts, {rate:.0f} Mbit/s", mean(alone)
+            report(f"{name}: no communication", f"{floor:.0f} ms ({min(alone):.0f} to {max(alone):.0f})", "", "", "")
+            report(f"{name}: dense, overlapped", f"{median(dense, 'step_ms'):.0f} ms, exposed {median(dense, 'comm_exposed_ms'):.0f} ms",
+                   f"communication {median(dense, 'comm_ms'):.0f} ms", f"{median(dense, 'step_ms') / floor:.2f} x no communication", "")
+            step = mean(c["step_ms"] for c in covap)
+            report(f"{name}: COVAP auto, I = {interval}", f"{step:.0f} ms ({', '.join('%.0f' % c['step_ms'] for c in covap)}), "
+                   f"exposed {mean(c['comm_exposed_ms'] for c in covap):.0f} ms",
+                   f"compression {mean(c['compress_ms'] for c in covap):.1f} ms", f"{step / floor:.3f} x no communication", "<= 1.05 x")
+
+
+def bench_ddp():
+    """Two hosts, model A, 8 sequences a rank: what PyTorch's DDP over gloo and tandem's reductions add to a step."""
+    if needs_root() or not pytorch("tiny", 1, 1):
+        return
+    command = ["/usr/bin/python3", "scripts/bench_pytorch.py", *MODELS["model-a"], 5]
+
+    def peer(rate, *hook):
+        text = cluster(2, rate, [*command, *hook], MASTER_ADDR="10.77.0.1", GLOO_SOCKET_IFNAME="eth0", **peer_environment(1))
+        return json.loads(text.splitlines()[0])["step_ms"]
+
+    def line(name, ms, alone, target=""):
+        report(name, f"{ms:.0f} ms", f"no communication {alone:.0f} ms", f"{ms / alone:.3f} x, exposed {ms - alone:.0f} ms", target)
+
+    alone = peer(1000)
+    for rate, hook in ((1000, "none"), (1000, "powersgd"), (1000, "fp16"), (250, "none")):
+        line(f"PyTorch DDP, gloo, {rate} Mbit/s, {hook}", peer(rate, hook), alone)
+    before = median(on_hosts(2, 1000, 9, 8, "--comm", "self"), "step_ms")
+    dense = {rate: on_hosts(2, rate, 9, 8) for rate in (1000, 250)}
+    interval, covap = covap_on_hosts(2, 250, 8)
+    ours = (before + median(on_hosts(2, 1000, 9, 8, "--comm", "self"), "step_ms")) / 2
+    for rate in (1000, 250):
+        step, under_way = median(dense[rate], "step_ms"), median(dense[rate], "comm_ms")
+        line(f"tandem, {rate} Mbit/s, dense: {100 * (1 - (step - ours) / under_way):.0f} % of {under_way:.0f} ms hidden", step, ours,
+             ">= 80 % hidden" if rate == 1000 else "")
+    line(f"tandem, 250 Mbit/s, COVAP auto, I = {interval}", statistics.mean(r["step_ms"] for r in covap), ours, "<= 1.05 x")
 
 
 def bench_accuracy(text):
@@ -218,7 +272,7 @@ def bench_accuracy(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=["model-a", "tiny", "gpt2", "ranks", "link", "covap", "accuracy"])
+    parser.add_argument("--only", nargs="+", default=["model-a", "tiny", "gpt2", "ranks", "link", "covap", "ddp", "accuracy"])
     parser.add_argument("--out")
     parser.add_argument("--text")
     a = parser.parse_args()
@@ -246,6 +300,8 @@ def main():
             bench_link()
         elif name == "covap":
             bench_covap()
+        elif name == "ddp":
+            bench_ddp()
         elif name == "accuracy":
             bench_accuracy(a.text)
     if a.out:

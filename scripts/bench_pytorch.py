@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """One training step of the same GPT-2 in PyTorch, timed: the peer that scripts/bench.py sets beside tandem.
 
-    OMP_NUM_THREADS=1 bench_pytorch.py LAYERS HEADS CHANNELS VOCAB CONTEXT SEQUENCES STEPS
+    OMP_NUM_THREADS=1 bench_pytorch.py LAYERS HEADS CHANNELS VOCAB CONTEXT SEQUENCES STEPS [none|fp16|powersgd]
+
+The last argument: DistributedDataParallel over gloo between the ranks that mpirun has started, with that communication hook, SEQUENCES
+each; MASTER_ADDR names the host of rank 0. Rank 0 prints.
 
 fp32, tied head, tanh GELU, clipping at 1.0, AdamW in two groups; median of STEPS after three warm-up steps, as one JSON line.
 """
@@ -50,10 +53,28 @@ class GPT(nn.Module):
         return F.cross_entropy((self.ln_f(h) @ self.wte.weight.T).flatten(0, 1), y.flatten())
 
 
+def distribute(model, hook):
+    import torch.distributed.algorithms.ddp_comm_hooks as hooks
+    os.environ.setdefault("MASTER_PORT", "29511")
+    torch.distributed.init_process_group("gloo", rank=int(os.environ["OMPI_COMM_WORLD_RANK"]),
+                                         world_size=int(os.environ["OMPI_COMM_WORLD_SIZE"]))
+    model = nn.parallel.DistributedDataParallel(model)
+    if hook == "fp16":
+        model.register_comm_hook(None, hooks.default_hooks.fp16_compress_hook)
+    elif hook == "powersgd":
+        state = hooks.powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        model.register_comm_hook(state, hooks.powerSGD_hook.powerSGD_hook)
+    elif hook != "none":
+        sys.exit(f"found hook '{hook}', expected none, fp16 or powersgd")
+    return model
+
+
 L, H, C, V, T, B, steps = map(int, sys.argv[1:8])
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 torch.manual_seed(1)
 model = GPT(L, H, C, V, T)
+if len(sys.argv) > 8:
+    model = distribute(model, sys.argv[8])
 groups = [{"params": [p for p in model.parameters() if p.dim() == d], "weight_decay": w} for d, w in ((2, 0.1), (1, 0.0))]
 optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
 times = []
@@ -66,5 +87,6 @@ for step in range(steps + 3):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     times.append(1e3 * (time.perf_counter() - start))
-print(json.dumps({"peer": f"PyTorch {torch.__version__}", "threads": torch.get_num_threads(),
-                  "step_ms": statistics.median(times[3:]), "tokens_per_s": B * T / statistics.median(times[3:]) * 1e3}))
+if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+    print(json.dumps({"peer": f"PyTorch {torch.__version__}", "threads": torch.get_num_threads(),
+                      "step_ms": statistics.median(times[3:]), "tokens_per_s": B * T / statistics.median(times[3:]) * 1e3}))

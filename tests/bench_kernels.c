@@ -138,7 +138,7 @@ static void run_triad(void) {
     for (int64_t i = 0; i < count; i++) a[i] = b[i] + 1e-6f * c[i];
 }
 static void run_adamw(void) {
-    dev->adamw(NULL, p, g, m, v, (struct adamw_step){1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10});
+    dev->adamw(NULL, p, g, m, v, (struct adamw_step){1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 10, 1});
 }
 static void run_sum_squares(void) {
     double sum;

@@ -38,7 +38,7 @@ static inline struct bucket_plan plan_of(const char *method, int64_t bucket, int
                                              .ef_period = 1,
                                              .density = 0.05,
                                              .rank = 2,
-                                             .start_step = 3,
+                                             .start_step = 0,
                                              .levels = 127,
                                              .momentum = 0.5,
                                              .seed = 7}};

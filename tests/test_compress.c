@@ -71,6 +71,37 @@ static void test_nothing_is_lost(void **state) {
     for_each_method(conserves_if_lossless);
 }
 
+/* Before start_step a method's results are those of none, to the bit (of bf16 and fp16: their own), and nothing is held back. */
+static void begins_dense(const char *method) {
+    enum { START = 3 };
+    float *gradient = memory_alloc(sizeof *gradient * TOTAL), *dense = memory_alloc(sizeof *dense * TOTAL);
+    const struct compressor_method *m = compressor_find(method);
+    struct bucket_plan plan = plan_of(method, 5000, 3000, true);
+    plan.compress.start_step = START;
+    struct bucket_engine *engine = engine_with(comm, tensor_of(gradient, DTYPE_F32, TOTAL), &plan);
+    plan = plan_of(m->wire == DTYPE_F32 ? "none" : method, 5000, 3000, true);
+    struct bucket_engine *reference = engine_with(comm, tensor_of(dense, DTYPE_F32, TOTAL), &plan);
+    bool same = true;
+    for (int64_t step = 0; step < START && !m->starts_itself; step++) {
+        fill_gradient(gradient, step);
+        fill_gradient(dense, step);
+        reduce_step(engine, step, true);
+        reduce_step(reference, step, true);
+        same = same && memcmp(gradient, dense, sizeof *dense * TOTAL) == 0;
+        for (int64_t i = 0; i < TOTAL; i++) same = same && residual_at(engine, i) == 0;
+    }
+    if (!same) fail_msg("%s: the first steps are not dense", method);
+    bucket_engine_free(engine);
+    bucket_engine_free(reference);
+    free(gradient);
+    free(dense);
+}
+
+static void test_first_steps_are_dense(void **state) {
+    (void)state;
+    for_each_method(begins_dense);
+}
+
 /* One rank's NaN, which ranks agree to forget: what is kept stays as it was, to the bit. */
 static void forgets(const char *method) {
     float *gradient = memory_alloc(sizeof *gradient * TOTAL);
@@ -201,6 +232,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits_on_all_ranks_and_with_overlap),
         cmocka_unit_test(test_nothing_is_lost),
+        cmocka_unit_test(test_first_steps_are_dense),
         cmocka_unit_test(test_a_forgotten_step_leaves_no_trace),
         cmocka_unit_test(test_each_method_converges),
         cmocka_unit_test(test_small_ranges_and_zeros),

@@ -119,7 +119,7 @@ static void run_updates(struct record *r, struct tensor p, struct tensor g) {
     struct tensor m = device_tensor(random_floats(N * C, 1), N, C), v = device_tensor(second_moment, N, C);
     double squares;
     dev->axpy(NULL, m, 1.1f, g);
-    dev->adamw(NULL, p, g, m, v, (struct adamw_step){1e-3f, 0.9f, 0.99f, 1e-8f, 0.1f, 1.0f, 3});
+    dev->adamw(NULL, p, g, m, v, (struct adamw_step){1e-3f, 0.9f, 0.99f, 1e-8f, 0.1f, 1.0f, 3, 1});
     dev->sgd(NULL, p, g, m, (struct sgd_step){1e-3f, 0.9f, 0.1f, 1.0f});
     keep(r, p);
     keep(r, m);

@@ -42,7 +42,7 @@ def test_overlap_does_not_change_a_bit(shards, tmp_path, method, wire):
 
 
 def test_bytes_of_an_interval_add_up_to_a_dense_step(shards, tmp_path):
-    train(shards, tmp_path, ranks=2, compress="covap", interval=4, steps=13)
+    train(shards, tmp_path, ranks=2, compress="covap", interval=4, steps=13, compress_start=1)
     sent, dense = [s["bytes_sent"] for s in steps(tmp_path)], steps(tmp_path)[0]["bytes_dense"]
     assert sent[0] == dense
     for first in (1, 5, 9):

@@ -7,14 +7,13 @@
 struct run {
     int64_t offset, count;
     float lr, decay, grad_scale;
-    int64_t updates;
+    int64_t step, gradients;
 };
 
 struct optimizer_rule {
     const char *name;
-    int moments;               /* flat tensors it keeps */
-    const char *moment[2];     /* their names */
-    bool indifferent_to_scale; /* n times the gradient makes the same step, not n times the step */
+    int moments;           /* flat tensors it keeps */
+    const char *moment[2]; /* their names */
     void (*update)(const struct optimizer *o, struct gpt *g, const struct run *run);
 };
 
@@ -29,7 +28,8 @@ static void update_adamw(const struct optimizer *o, struct gpt *g, const struct 
                                     .eps = o->options.eps,
                                     .decay = run->decay,
                                     .grad_scale = run->grad_scale,
-                                    .step = run->updates};
+                                    .step = run->step,
+                                    .gradients = run->gradients};
     g->device->adamw(g->stream, part(g->weight, run), part(g->gradient, run), part(o->moment[0], run),
                      part(o->moment[1], run), step);
 }
@@ -40,8 +40,8 @@ static void update_sgd(const struct optimizer *o, struct gpt *g, const struct ru
     g->device->sgd(g->stream, part(g->weight, run), part(g->gradient, run), part(o->moment[0], run), step);
 }
 
-static const struct optimizer_rule rules[] = {{"adamw", 2, {"exp_avg", "exp_avg_sq"}, true, update_adamw},
-                                              {"sgd", 1, {"momentum_buffer"}, false, update_sgd}};
+static const struct optimizer_rule rules[] = {{"adamw", 2, {"exp_avg", "exp_avg_sq"}, update_adamw},
+                                              {"sgd", 1, {"momentum_buffer"}, update_sgd}};
 
 void optimizer_create(struct optimizer *o, const struct optimizer_options *options, const struct gpt *g) {
     *o = (struct optimizer){.options = *options, .memory.device = g->device};
@@ -92,7 +92,7 @@ static int64_t minimum(int64_t a, int64_t b) {
 }
 
 void optimizer_update(struct optimizer *o, struct gpt *g, double lr, double norm,
-                      const struct optimizer_range *range, int ranges, int64_t updates) {
+                      const struct optimizer_range *range, int ranges, int64_t step) {
     const struct optimizer_range everything = {.count = g->table.elements, .gradients = 1};
     const double clip = o->options.clip;
     const float scale = clip > 0.0 && norm > clip ? (float)(clip / norm) : 1.0f;
@@ -105,12 +105,8 @@ void optimizer_update(struct optimizer *o, struct gpt *g, double lr, double norm
             const int64_t first = maximum(p->offset, range[k].offset);
             const int64_t end = minimum(p->offset + p->count, range[k].offset + range[k].count);
             const struct run run = {
-                first,
-                end - first,
-                (float)(lr * (o->rule->indifferent_to_scale ? (double)range[k].gradients : 1.0)),
-                p->decay ? o->options.weight_decay : 0.0f,
-                scale,
-                updates};
+                first, end - first, (float)lr,         p->decay ? o->options.weight_decay : 0.0f,
+                scale, step,        range[k].gradients};
             if (range[k].gradients > 0) o->rule->update(o, g, &run);
         }
     }

@@ -39,10 +39,9 @@ struct optimizer_range {
 };
 
 /* Updates with learning rate lr. The gradient is scaled by min(1, clip / norm) on the way. range[ranges] covers the flat
- * range in order: a part that comes with the sum of n steps' gradients makes one step n times as long as usual: for sgd the
- * sum sees to that, for adamw the learning rate is multiplied by n (the linear scaling rule, Goyal et al. 2017). NULL: all of it, once. updates: which update of
- * each weight this is, from 1. */
+ * range in order: a part that comes with the sum of n steps' gradients makes n steps at once (adamw: kernels/ops.def; sgd: the sum
+ * sees to that). NULL: all of it, once. step: of the newest gradient, from 1. */
 void optimizer_update(struct optimizer *optimizer, struct gpt *gpt, double lr, double norm,
-                      const struct optimizer_range *range, int ranges, int64_t updates);
+                      const struct optimizer_range *range, int ranges, int64_t step);
 
 #endif

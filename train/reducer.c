@@ -29,6 +29,10 @@ static int parse_interval(const struct options *o, int64_t *interval, struct err
                      o->interval);
 }
 
+int64_t reducer_start_step(const struct options *o) {
+    return o->compress_start >= 0 ? o->compress_start : (o->steps + 9) / 10;
+}
+
 /* The plan of one of the two engines for its range of `total` elements. */
 static struct bucket_plan plan_for(const struct reducer *r, bool shared, int64_t total, int64_t interval) {
     const struct options *o = r->options;
@@ -52,7 +56,7 @@ static struct bucket_plan plan_for(const struct reducer *r, bool shared, int64_t
                      .ef_period = o->ef_period,
                      .density = o->density,
                      .rank = o->rank,
-                     .start_step = o->compress_start,
+                     .start_step = reducer_start_step(o),
                      .levels = o->levels,
                      .momentum = o->momentum,
                      .wire = dtype_find(o->wire),
@@ -213,13 +217,6 @@ double reducer_gradient_norm(struct reducer *r, double *bubble_ms) {
     return sqrt(sum);
 }
 
-/* How often each weight has been updated by now, where that is once in an interval (covap: and in the dense first step). */
-static int64_t updates_seen(const struct reducer *r) {
-    const int64_t interval = r->engine->plan.compress.interval;
-    const int64_t first = strcmp(r->options->compress, "covap") == 0 ? 1 : 0;
-    return first + (r->updates - first + interval - 1) / interval;
-}
-
 void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *g, double lr, double norm) {
     r->updates++;
     if (!catches_up(r->options)) {
@@ -231,7 +228,7 @@ void reducer_update(struct reducer *r, struct optimizer *optimizer, struct gpt *
         const struct bucket_view *v = &bucket_at(r, i, &start)->view;
         r->range[i] = (struct optimizer_range){start + v->offset, v->count, v->gradients};
     }
-    optimizer_update(optimizer, g, lr, norm, r->range, buckets_of(r), updates_seen(r));
+    optimizer_update(optimizer, g, lr, norm, r->range, buckets_of(r), r->updates);
 }
 
 static void replan(struct reducer *r, bool shared, int64_t step) {
@@ -292,5 +289,6 @@ void reducer_tune(struct reducer *r, int64_t step) {
 }
 
 double reducer_interval(const struct reducer *r, int64_t step) {
-    return has_interval(r->options) ? (double)tuner_interval(&r->tuner, step) : NAN;
+    if (!has_interval(r->options)) return NAN;
+    return r->updates < r->engine->plan.compress.start_step ? 1.0 : (double)tuner_interval(&r->tuner, step);
 }

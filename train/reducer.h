@@ -38,6 +38,9 @@ int reducer_create(struct reducer *reducer, const struct options *options, const
                    const struct gpt *gpt, struct error *e);
 void reducer_free(struct reducer *reducer);
 
+/* The first step that is compressed, from 0: --compress-start, or where that is -1 a tenth of --steps. */
+int64_t reducer_start_step(const struct options *options);
+
 /* A step: begin, then mark_ready with a growing count as gradients [0, elements) become final, which divides them by the
  * loss scale and begins their reduction, then finish, after which they are the sums over all replicas; it fills the
  * record's fields and says whether every gradient of this rank was finite. Then commit, and update if it was accepted.
@@ -53,7 +56,7 @@ void reducer_commit(struct reducer *reducer, bool accepted);
 double reducer_gradient_norm(struct reducer *reducer, double *bubble_ms);
 
 /* After the step was accepted: updates the weights. Where dropped units wait (--covap-dropped catch-up, accumulate), they are
- * not touched, and one that comes with the gradients of n steps takes the step of n (optimizer_update). */
+ * not touched, and one that comes with the gradients of n steps makes n steps at once (optimizer_update). */
 void reducer_update(struct reducer *reducer, struct optimizer *optimizer, struct gpt *gpt, double lr,
                     double norm);
 

@@ -1,6 +1,5 @@
 /* COVAP (Meng, Sun, Li: arXiv 2311.04499): a coarse-grained filter over units of the gradient. Of interval I, unit u is reduced
- * in step s if (u + s) mod I == 0, the first step all of them (s counts from 1, as the paper's code does); the others stay in
- * the residual r of each rank:
+ * in step s if (u + s) mod I == 0 (s counts from 1, as the paper's code does); the others stay in the residual r of each rank:
  *
  *     sent     y = sum over ranks (g + r),  r = 0        dropped  y = 0,  r = k(s) r + g
  *     k(s) = min(1, initial + increment * floor(s / period)): 1 loses nothing; less damps old gradients at the start
@@ -46,7 +45,7 @@ static void covap_visit(struct compressor *c, kept_take *take, void *context) {
 }
 
 static bool covap_sends(const struct compressor *c, const struct bucket_view *b, int64_t step) {
-    return step == 0 || (b->unit + step + 1) % c->options.interval == 0;
+    return (b->unit + step + 1) % c->options.interval == 0;
 }
 
 static bool accumulate_sends(const struct compressor *c, const struct bucket_view *b, int64_t step) {
@@ -83,9 +82,6 @@ static bool send_or_hold(struct compressor *c, struct bucket_view *b, int64_t st
 static bool covap_compress(struct compressor *c, struct bucket_view *b, int64_t step, int round,
                            struct payload *p) {
     (void)round;
-    struct covap *s = c->state;
-    /* After the dense first step a unit's residual starts empty. */
-    if (step == 1 && s->since == 0) s->since = 1;
     return send_or_hold(c, b, step, covap_sends(c, b, step), p);
 }
 

@@ -98,6 +98,7 @@ const struct compressor_method compress_dgc = {
     .help = "top-k of accumulated momentum, denser at the start; made for SGD (whose momentum is then 0), "
             "before AdamW one "
             "more momentum",
+    .starts_itself = true,
     .rounds = 1,
     .state_bytes = sizeof(struct dgc),
     .check = dgc_check,

@@ -8,7 +8,7 @@
  * Q_i is this rank's own, so the residual is what P does not span of M_i, and the residuals add up to the sum of the M_i
  * less the gradient. (Taking the mean over ranks off instead, as others do, adds up to the same, but lets what ranks differ in
  * pile up in their residuals.) Vectors, and matrices that this would not make at least twice as short, go dense with
- * round 0; so does everything before start_step, when gradients still change too fast for the Q of the step before. */
+ * round 0. */
 #include "comm/compress/feedback.h"
 #include "kernels/philox.h"
 
@@ -140,8 +140,9 @@ static bool send_second(struct compressor *c, const struct bucket_view *b, struc
 
 static bool powersgd_compress(struct compressor *c, struct bucket_view *b, int64_t step, int round,
                               struct payload *p) {
+    (void)step;
     if (round == 1) return !feedback_sent_whole(b, p) && send_second(c, b, p);
-    if (step < c->options.start_step || end_of(c, b).next_second == 0) return feedback_send_whole(c, b, p);
+    if (end_of(c, b).next_second == 0) return feedback_send_whole(c, b, p);
     return send_first(c, b, p);
 }
 
@@ -175,7 +176,7 @@ static void powersgd_decompress(struct compressor *c, const struct bucket_view *
 static void powersgd_commit(struct compressor *c, const struct bucket_view *b, int64_t step, bool accepted) {
     struct powersgd *s = c->state;
     feedback_commit(c, b, step, accepted);
-    if (!accepted || step < c->options.start_step) return;
+    if (!accepted) return;
     for (struct part i = {0}; next_part(c, b, &i);)
         if (i.low_rank)
             c->device->cast(NULL, matrix_at(s->q, i.at_q, i.shape->columns, c->options.rank),

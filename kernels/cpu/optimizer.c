@@ -13,16 +13,22 @@ void cpu_adamw(struct stream *s, struct tensor p, struct tensor g, struct tensor
     float *restrict param = tensor_f32(p), *restrict first = cpu_matrix(m, count, 1);
     float *restrict second = cpu_matrix(v, count, 1);
     const float *restrict gradient = cpu_matrix(g, count, 1);
-    const float correction1 = (float)(1.0 / (1.0 - pow(step.beta1, (double)step.step)));
-    const float correction2 = (float)(1.0 / (1.0 - pow(step.beta2, (double)step.step)));
+    const double n = (double)step.gradients, seen = (double)step.step;
+    const float keep1 = (float)pow(step.beta1, n), keep2 = (float)pow(step.beta2, n);
+    const float correction1 = (float)(1.0 / (1.0 - pow(step.beta1, seen)));
+    const float correction2 = (float)(1.0 / (1.0 - pow(step.beta2, seen)));
+    const float correction_before = seen > n ? (float)(1.0 / (1.0 - pow(step.beta1, seen - n))) : 0.0f;
+    const float times = (float)n, others = (float)(n - 1.0), lr = step.lr * times;
+    const float scale = step.grad_scale / times;
 #pragma omp parallel for schedule(static) if (count > PARALLEL_MINIMUM)
     for (int64_t block = 0; block < count; block += BLOCK)
         for (int64_t i = block; i < min_i64(count, block + BLOCK); i++) {
-            const float d = step.grad_scale * gradient[i];
-            const float mean = step.beta1 * first[i] + (1.0f - step.beta1) * d;
-            const float square = step.beta2 * second[i] + (1.0f - step.beta2) * d * d;
+            const float d = scale * gradient[i], before = correction_before * first[i];
+            const float squared = fmaxf(d * d / times, d * (times * d - others * before));
+            const float mean = keep1 * first[i] + (1.0f - keep1) * d;
+            const float square = keep2 * second[i] + (1.0f - keep2) * squared;
             const float update = mean * correction1 / (sqrtf(square * correction2) + step.eps);
-            param[i] -= step.lr * (update + step.decay * param[i]);
+            param[i] -= lr * (update + step.decay * param[i]);
             first[i] = mean;
             second[i] = square;
         }
