@@ -240,15 +240,18 @@ static void replan(struct reducer *r, bool shared, int64_t step) {
 
 void reducer_gather(struct reducer *r) {
     const int stages = r->mesh->pp, stage = r->mesh->stage;
-    double *buckets = memory_alloc_zeroed(sizeof *buckets * (size_t)stages);
-    buckets[stage] = buckets_of(r);
-    comm_reduce(r->mesh->pipe, buckets, stages, REDUCE_SUM);
+    double *sizes = memory_alloc_zeroed(sizeof *sizes * 2 * (size_t)stages); /* how many buckets, how large */
+    sizes[2 * stage] = buckets_of(r);
+    sizes[2 * stage + 1] = (double)r->engine->plan.bucket_elements;
+    comm_reduce(r->mesh->pipe, sizes, 2 * stages, REDUCE_SUM);
     r->all_buckets = r->first_bucket = 0;
+    r->cut_elements = 0;
     for (int s = 0; s < stages; s++) {
         if (s == stage) r->first_bucket = r->all_buckets;
-        r->all_buckets += (int)buckets[s];
+        r->all_buckets += (int)sizes[2 * s];
+        r->cut_elements += (int64_t)sizes[2 * s + 1];
     }
-    free(buckets);
+    free(sizes);
     free(r->all_norms);
     r->all_norms = memory_alloc_zeroed(sizeof *r->all_norms * (size_t)r->all_buckets);
     memcpy(r->all_norms + r->first_bucket, r->norm_squared, sizeof *r->norm_squared * (size_t)buckets_of(r));
@@ -261,11 +264,12 @@ void reducer_scatter(struct reducer *r) {
 
 void reducer_visit(struct reducer *r, kept_take *take, void *context) {
     take(context, &(struct kept){.name = "updates", .type = NUMBER_WHOLE, .number = &r->updates, .count = 1});
+    char name[48]; /* norms fit the buckets they were taken of only */
+    snprintf(name, sizeof name, "norm_squared_%lld", (long long)r->cut_elements);
     if (has_interval(r->options))
-        take(context, &(struct kept){.name = "norm_squared",
-                                     .type = NUMBER_REAL,
-                                     .number = r->all_norms,
-                                     .count = r->all_buckets});
+        take(context,
+             &(struct kept){
+                 .name = name, .type = NUMBER_REAL, .number = r->all_norms, .count = r->all_buckets});
 }
 
 void reducer_replan(struct reducer *r, int64_t step) {

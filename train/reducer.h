@@ -27,6 +27,7 @@ struct reducer {
     double *norm_squared;          /* [buckets of both] of a bucket's newest mean gradient */
     double *all_norms;             /* [all_buckets] norm_squared of all stages in turn, for checkpoints */
     int all_buckets, first_bucket; /* first_bucket: where this stage's begin */
+    int64_t cut_elements;          /* of a bucket, added over the stages: other cuts have another one */
     const struct options *options;
     int64_t updates;  /* steps that have updated weights */
     float loss_scale; /* of the step under way */
