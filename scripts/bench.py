@@ -177,13 +177,31 @@ def cluster(hosts, rate, command, **env):
 
 
 def on_hosts(hosts, rate, steps, sequences, *more):
-    """Model A, so many sequences a rank, on virtual hosts; the step records of rank 0 after the first two steps."""
+    """Model A, so many sequences a rank, on virtual hosts; the step records after the first two steps, whose times are the slowest rank's."""
     with tempfile.TemporaryDirectory() as folder:
         options = " ".join(str(word) for word in [*train_options("model-a", steps), "--threads", 1, *more])
-        batch = sequences if "self" in more else sequences * hosts
-        cluster(hosts, rate, ["bash", "-c", f"cd {ROOT} && exec {BUILD}/tandem train {options} --batch-size {batch} "
-                                            f"--run-dir {folder}/$OMPI_COMM_WORLD_RANK"])
-        return steps_of(f"{folder}/0")
+        alone = "self" in more  # then each host has a run of its own
+        batch, run_dir = (sequences, f"{folder}/$OMPI_COMM_WORLD_RANK") if alone else (sequences * hosts, f"{folder}/0")
+        cluster(hosts, rate, ["bash", "-c", f"cd {ROOT} && exec {BUILD}/tandem train {options} --batch-size {batch} --run-dir {run_dir}"])
+        runs = [steps_of(f"{folder}/{i}") for i in range(hosts if alone else 1)]
+        return [{f: max(r[f] or 0 for r in same) for f in ("step_ms", *PARTS, "comm_ms", "compress_ms")}
+                | {"interval": same[0]["interval"]} for same in zip(*runs)]
+
+
+PARTS = ("forward_ms", "backward_ms", "comm_exposed_ms", "optimizer_ms")
+
+
+def mean(records, field):
+    return statistics.mean(r[field] for r in records)
+
+
+def parts(records):
+    return ", ".join(f"{f[:-3].replace('comm_', '')} {mean(records, f):.0f}" for f in PARTS)
+
+
+def no_communication(hosts, sequences):
+    """The same ranks side by side, each for itself. A step takes as long as the slowest rank's, as it would on a perfect network."""
+    return on_hosts(hosts, 1000, 14, sequences, "--comm", "self")
 
 
 def covap_on_hosts(hosts, rate, sequences):
@@ -198,27 +216,24 @@ def bench_covap():
     what makes the dense reductions take 2 and 4 times the backward pass; runs alternate."""
     if needs_root():
         return
-    mean = lambda values: statistics.mean(values)  # noqa: E731
     for hosts in (2, 4):
         megabits = 2 * (hosts - 1) / hosts * 43.4 * 8
-        backward = median(on_hosts(hosts, 1000, 8, 4, "--comm", "self"), "backward_ms")
+        alone = no_communication(hosts, 4)
         for ratio in (2, 4):
-            rate = megabits / (ratio * backward) * 1e3
-            alone, covap, interval = [], [], 0
+            rate = megabits / (ratio * mean(alone, "backward_ms")) * 1e3
             dense = on_hosts(hosts, rate, 8, 4)
+            covap = []
             for _ in range(2):
-                alone.append(median(on_hosts(hosts, rate, 12, 4, "--comm", "self"), "step_ms"))
                 interval, records = covap_on_hosts(hosts, rate, 4)
-                covap.append({f: mean(r[f] for r in records) for f in ("step_ms", "comm_exposed_ms", "compress_ms")})
-            alone.append(median(on_hosts(hosts, rate, 12, 4, "--comm", "self"), "step_ms"))
-            name, floor = f"{hosts} hosts, {rate:.0f} Mbit/s", mean(alone)
-            report(f"{name}: no communication", f"{floor:.0f} ms ({min(alone):.0f} to {max(alone):.0f})", "", "", "")
-            report(f"{name}: dense, overlapped", f"{median(dense, 'step_ms'):.0f} ms, exposed {median(dense, 'comm_exposed_ms'):.0f} ms",
-                   f"communication {median(dense, 'comm_ms'):.0f} ms", f"{median(dense, 'step_ms') / floor:.2f} x no communication", "")
-            step = mean(c["step_ms"] for c in covap)
-            report(f"{name}: COVAP auto, I = {interval}", f"{step:.0f} ms ({', '.join('%.0f' % c['step_ms'] for c in covap)}), "
-                   f"exposed {mean(c['comm_exposed_ms'] for c in covap):.0f} ms",
-                   f"compression {mean(c['compress_ms'] for c in covap):.1f} ms", f"{step / floor:.3f} x no communication", "<= 1.05 x")
+                covap += records
+                alone += no_communication(hosts, 4)
+            name, floor = f"{hosts} hosts, {rate:.0f} Mbit/s", mean(alone, "step_ms")
+            report(f"{name}: no communication", f"{floor:.0f} ms", parts(alone), "", "")
+            report(f"{name}: dense, overlapped", f"{mean(dense, 'step_ms'):.0f} ms, communication {mean(dense, 'comm_ms'):.0f} ms",
+                   parts(dense), f"{mean(dense, 'step_ms') / floor:.2f} x no communication", "")
+            step = mean(covap, "step_ms")
+            report(f"{name}: COVAP auto, I = {interval}", f"{step:.0f} ms, compression {mean(covap, 'compress_ms'):.1f} ms = "
+                   f"{100 * mean(covap, 'compress_ms') / step:.1f} %", parts(covap), f"{step / floor:.3f} x no communication", "<= 1.05 x")
 
 
 def bench_ddp():
@@ -237,15 +252,15 @@ def bench_ddp():
     alone = peer(1000)
     for rate, hook in ((1000, "none"), (1000, "powersgd"), (1000, "fp16"), (250, "none")):
         line(f"PyTorch DDP, gloo, {rate} Mbit/s, {hook}", peer(rate, hook), alone)
-    before = median(on_hosts(2, 1000, 9, 8, "--comm", "self"), "step_ms")
+    ours = no_communication(2, 8)
     dense = {rate: on_hosts(2, rate, 9, 8) for rate in (1000, 250)}
     interval, covap = covap_on_hosts(2, 250, 8)
-    ours = (before + median(on_hosts(2, 1000, 9, 8, "--comm", "self"), "step_ms")) / 2
+    floor = mean(ours + no_communication(2, 8), "step_ms")
     for rate in (1000, 250):
-        step, under_way = median(dense[rate], "step_ms"), median(dense[rate], "comm_ms")
-        line(f"tandem, {rate} Mbit/s, dense: {100 * (1 - (step - ours) / under_way):.0f} % of {under_way:.0f} ms hidden", step, ours,
+        step, under_way = mean(dense[rate], "step_ms"), mean(dense[rate], "comm_ms")
+        line(f"tandem, {rate} Mbit/s, dense: {100 * (1 - (step - floor) / under_way):.0f} % of {under_way:.0f} ms hidden", step, floor,
              ">= 80 % hidden" if rate == 1000 else "")
-    line(f"tandem, 250 Mbit/s, COVAP auto, I = {interval}", statistics.mean(r["step_ms"] for r in covap), ours, "<= 1.05 x")
+    line(f"tandem, 250 Mbit/s, COVAP auto, I = {interval}", mean(covap, "step_ms"), floor, "<= 1.05 x")
 
 
 def bench_accuracy(text):
