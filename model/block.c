@@ -20,6 +20,14 @@ struct dropout block_dropout(const struct gpt *g, const struct gpt_batch *b, enu
     };
 }
 
+struct gpt_activations *block_set(const struct gpt *g, const struct gpt_batch *b) {
+    return &g->kept[b->chunk][b->set];
+}
+
+struct block_activations *block_activations(const struct gpt *g, const struct gpt_batch *b, int l) {
+    return &block_set(g, b)->block[l - g->chunk[b->chunk].first_layer];
+}
+
 struct tensor block_weight(const struct gpt *g, enum param_kind kind, int layer) {
     const struct param *p = param_find(&g->table, kind, layer);
     return param_view(p, p->product ? g->rounded : g->weight);
@@ -41,18 +49,20 @@ static struct tensor sequences_of(struct tensor t, const struct gpt_batch *b) {
     return tensor_of(t.data, t.dtype, b->sequences, b->positions, tensor_columns(t));
 }
 
-static struct tensor lse_of(const struct gpt *g, int layer, const struct gpt_batch *b) {
-    struct tensor t = g->block[layer].lse;
+static struct tensor lse_of(const struct gpt *g, const struct block_activations *k,
+                            const struct gpt_batch *b) {
+    const struct tensor t = k->lse;
     return tensor_of(t.data, t.dtype, b->sequences, g->config.heads, b->positions);
 }
 
 /* The attention half and the first MLP layer: everything the backward pass reads. */
 static void forward_to_gelu(struct gpt *g, const struct gpt_batch *b, int l) {
     const struct device *d = g->device;
-    struct block_activations *k = &g->block[l];
+    const struct block_activations *k = block_activations(g, b, l);
+    g->whole = k;
     d->linear_forward(g->stream, first_rows(k->qkv, b), first_rows(k->ln1, b),
                       block_weight(g, PARAM_QKV_W, l), block_weight(g, PARAM_QKV_B, l));
-    d->attention_forward(g->stream, sequences_of(k->att, b), lse_of(g, l, b), sequences_of(k->qkv, b),
+    d->attention_forward(g->stream, sequences_of(k->att, b), lse_of(g, k, b), sequences_of(k->qkv, b),
                          block_dropout(g, b, DROPOUT_PROBABILITIES, l));
     d->linear_forward(g->stream, first_rows(g->delta, b), first_rows(k->att, b),
                       block_weight(g, PARAM_ATT_PROJ_W, l), block_weight(g, PARAM_ATT_PROJ_B, l));
@@ -66,64 +76,80 @@ static void forward_to_gelu(struct gpt *g, const struct gpt_batch *b, int l) {
 
 void block_forward(struct gpt *g, const struct gpt_batch *b, int l) {
     forward_to_gelu(g, b, l);
-    g->device->linear_forward(g->stream, first_rows(g->delta, b), first_rows(g->block[l].act, b),
+    g->device->linear_forward(g->stream, first_rows(g->delta, b),
+                              first_rows(block_activations(g, b, l)->act, b),
                               block_weight(g, PARAM_MLP_PROJ_W, l), block_weight(g, PARAM_MLP_PROJ_B, l));
 }
 
 void block_recompute(struct gpt *g, const struct gpt_batch *b, int l) {
-    struct block_activations *k = &g->block[l];
+    const struct block_activations *k = block_activations(g, b, l);
     g->device->layernorm_forward(g->stream, first_rows(k->ln1, b), first_rows(k->stats1, b),
                                  first_rows(k->x, b), block_weight(g, PARAM_LN_1_W, l),
                                  block_weight(g, PARAM_LN_1_B, l));
     forward_to_gelu(g, b, l);
 }
 
-/* y = x w + bias: the gradients of w and bias from dy, and of x into dx. */
-static void linear_backward(struct gpt *g, struct tensor dx, struct tensor dy, struct tensor x,
+/* y = x w: the gradient of w from dy. */
+static void weight_backward(struct gpt *g, const struct gpt_batch *b, struct tensor dy, struct tensor x,
                             enum param_kind weight, int l, float beta) {
-    g->device->matmul(g->stream, block_gradient(g, weight, l), x, true, dy, false, beta);
-    g->device->matmul(g->stream, dx, dy, false, block_weight(g, weight, l), true, 0.0f);
+    g->device->matmul(g->stream, block_gradient(g, weight, l), first_rows(x, b), true, first_rows(dy, b),
+                      false, beta);
+}
+
+/* y = x w: the gradient of x into dx; and that of w, unless the model is split. */
+static void linear_backward(struct gpt *g, const struct gpt_batch *b, struct tensor dx, struct tensor dy,
+                            struct tensor x, enum param_kind weight, int l, float beta) {
+    if (!g->split) weight_backward(g, b, dy, x, weight, l, beta);
+    g->device->matmul(g->stream, first_rows(dx, b), first_rows(dy, b), false, block_weight(g, weight, l),
+                      true, 0.0f);
 }
 
 /* The gradient of a branch: that of the residual stream, through the branch's dropout where there is one, rounded as the
- * branch was. */
+ * branch was. A split model keeps it in `own`, as the residual stream's goes on. */
 static struct tensor branch_gradient(struct gpt *g, const struct gpt_batch *b, enum dropout_place place,
-                                     int l) {
+                                     int l, struct tensor own) {
     const struct dropout drop = block_dropout(g, b, place, l);
-    struct tensor dx = first_rows(g->dx, b), dy = first_rows(g->dy, b);
-    if (drop.rate == 0.0f && dx.dtype == dy.dtype) return dx;
-    g->device->dropout_apply(g->stream, dy, dx, drop);
-    return dy;
+    const struct tensor dx = block_set(g, b)->dx;
+    if (drop.rate == 0.0f && dx.dtype == own.dtype && !g->split) return dx;
+    g->device->dropout_apply(g->stream, first_rows(own, b), first_rows(dx, b), drop);
+    return own;
 }
 
 void block_backward_mlp(struct gpt *g, const struct gpt_batch *b, int l, float beta) {
     const struct device *d = g->device;
-    const struct block_activations *k = &g->block[l];
-    struct tensor dwide = first_rows(g->dwide, b), dy = branch_gradient(g, b, DROPOUT_MLP, l);
-    d->bias_backward(g->stream, block_gradient(g, PARAM_MLP_PROJ_B, l), dy, beta);
-    linear_backward(g, dwide, dy, first_rows(k->act, b), PARAM_MLP_PROJ_W, l, beta);
-    d->gelu_backward(g->stream, dwide, block_gradient(g, PARAM_FC_B, l), first_rows(k->pre, b), beta);
-    linear_backward(g, first_rows(g->dy, b), dwide, first_rows(k->ln2, b), PARAM_FC_W, l, beta);
-    d->layernorm_backward(g->stream, first_rows(g->dx, b), block_gradient(g, PARAM_LN_2_W, l),
+    const struct block_activations *k = block_activations(g, b, l);
+    const struct tensor dy = branch_gradient(g, b, DROPOUT_MLP, l, k->d_mlp);
+    d->bias_backward(g->stream, block_gradient(g, PARAM_MLP_PROJ_B, l), first_rows(dy, b), beta);
+    linear_backward(g, b, k->d_pre, dy, k->act, PARAM_MLP_PROJ_W, l, beta);
+    d->gelu_backward(g->stream, first_rows(k->d_pre, b), block_gradient(g, PARAM_FC_B, l),
+                     first_rows(k->pre, b), beta);
+    linear_backward(g, b, g->dy, k->d_pre, k->ln2, PARAM_FC_W, l, beta);
+    d->layernorm_backward(g->stream, first_rows(block_set(g, b)->dx, b), block_gradient(g, PARAM_LN_2_W, l),
                           block_gradient(g, PARAM_LN_2_B, l), first_rows(g->dy, b), first_rows(k->mid, b),
                           first_rows(k->stats2, b), block_weight(g, PARAM_LN_2_W, l), beta);
 }
 
 void block_backward_attention(struct gpt *g, const struct gpt_batch *b, int l, float beta) {
     const struct device *d = g->device;
-    const struct block_activations *k = &g->block[l];
-    const int64_t C = g->config.channels;
-    struct tensor dy = branch_gradient(g, b, DROPOUT_ATTENTION, l);
-    struct tensor dqkv = tensor_of(g->dwide.data, g->dwide.dtype, rows_of(b), 3 * C);
-    d->bias_backward(g->stream, block_gradient(g, PARAM_ATT_PROJ_B, l), dy, beta);
+    const struct block_activations *k = block_activations(g, b, l);
+    const struct tensor dy = branch_gradient(g, b, DROPOUT_ATTENTION, l, k->d_att);
+    d->bias_backward(g->stream, block_gradient(g, PARAM_ATT_PROJ_B, l), first_rows(dy, b), beta);
     /* The forward pass is done with delta: it holds the gradient of the attention output. */
-    linear_backward(g, first_rows(g->delta, b), dy, first_rows(k->att, b), PARAM_ATT_PROJ_W, l, beta);
-    d->attention_backward(g->stream, sequences_of(dqkv, b), sequences_of(g->delta, b),
-                          sequences_of(k->att, b), lse_of(g, l, b), sequences_of(k->qkv, b),
+    linear_backward(g, b, g->delta, dy, k->att, PARAM_ATT_PROJ_W, l, beta);
+    d->attention_backward(g->stream, sequences_of(k->d_qkv, b), sequences_of(g->delta, b),
+                          sequences_of(k->att, b), lse_of(g, k, b), sequences_of(k->qkv, b),
                           block_dropout(g, b, DROPOUT_PROBABILITIES, l));
-    d->bias_backward(g->stream, block_gradient(g, PARAM_QKV_B, l), dqkv, beta);
-    linear_backward(g, first_rows(g->dy, b), dqkv, first_rows(k->ln1, b), PARAM_QKV_W, l, beta);
-    d->layernorm_backward(g->stream, first_rows(g->dx, b), block_gradient(g, PARAM_LN_1_W, l),
+    d->bias_backward(g->stream, block_gradient(g, PARAM_QKV_B, l), first_rows(k->d_qkv, b), beta);
+    linear_backward(g, b, g->dy, k->d_qkv, k->ln1, PARAM_QKV_W, l, beta);
+    d->layernorm_backward(g->stream, first_rows(block_set(g, b)->dx, b), block_gradient(g, PARAM_LN_1_W, l),
                           block_gradient(g, PARAM_LN_1_B, l), first_rows(g->dy, b), first_rows(k->x, b),
                           first_rows(k->stats1, b), block_weight(g, PARAM_LN_1_W, l), beta);
+}
+
+void block_backward_weights(struct gpt *g, const struct gpt_batch *b, int l, float beta) {
+    const struct block_activations *k = block_activations(g, b, l);
+    weight_backward(g, b, k->d_mlp, k->act, PARAM_MLP_PROJ_W, l, beta);
+    weight_backward(g, b, k->d_pre, k->ln2, PARAM_FC_W, l, beta);
+    weight_backward(g, b, k->d_att, k->att, PARAM_ATT_PROJ_W, l, beta);
+    weight_backward(g, b, k->d_qkv, k->ln1, PARAM_QKV_W, l, beta);
 }

@@ -69,36 +69,73 @@ static void table_add(struct param_table *table, enum param_kind kind, int layer
     table->elements += (p->count + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-void param_table_create(struct param_table *table, const struct gpt_config *c) {
+/* A kind outside the blocks. */
+static bool has_kind(enum param_kind kind, const struct gpt_config *c, bool embedding, bool head) {
+    switch (kind) {
+    case PARAM_HEAD:
+        return head && !c->tied;
+    case PARAM_LN_F_W:
+    case PARAM_LN_F_B:
+        return head;
+    case PARAM_WTE:
+        return embedding || (head && c->tied);
+    default:
+        return embedding;
+    }
+}
+
+/* A run of per-layer kinds: all of the last block held here, then all of the one before it, ... */
+static void add_blocks(struct param_table *table, int first, int last, const struct gpt_config *c) {
+    int held = 0;
+    table->stride = last - first + 1;
+    for (int k = first; k <= last; k++) table->index[k] = table->params + k - first;
+    for (int layer = c->layers - 1; layer >= 0; layer--) {
+        if (table->place[layer] < 0) continue;
+        table->place[layer] = held++;
+        for (int k = first; k <= last; k++) table_add(table, k, layer, c);
+    }
+}
+
+void param_table_create(struct param_table *table, const struct gpt_config *c, const struct gpt_chunk *chunk,
+                        int chunks) {
+    const struct gpt_chunk whole = {true, 0, c->layers, true};
+    if (!chunk) chunk = &whole, chunks = 1;
     *table = (struct param_table){.layers = c->layers};
     table->param = memory_alloc(sizeof *table->param * (size_t)(PARAM_KINDS * (c->layers + 1)));
+    table->place = memory_alloc(sizeof *table->place * (size_t)c->layers);
+    for (int layer = 0; layer < c->layers; layer++) table->place[layer] = -1;
+    bool embedding = false, head = false;
+    for (int i = 0; i < chunks; i++) {
+        embedding = embedding || chunk[i].embedding;
+        head = head || chunk[i].head;
+        for (int layer = 0; layer < chunk[i].layers; layer++) table->place[chunk[i].first_layer + layer] = 0;
+    }
+    table->shares_embedding = c->tied && embedding != head;
     for (int kind = 0; kind < PARAM_KINDS; kind++) {
         table->index[kind] = table->params;
         if (!kinds[kind].per_layer) {
-            if (kind != PARAM_HEAD || !c->tied) table_add(table, kind, -1, c);
+            if (has_kind(kind, c, embedding, head)) table_add(table, kind, -1, c);
             continue;
         }
-        /* A run of per-layer kinds: all of the last block, then all of the one before it, ... */
-        int first = kind, last = kind;
+        int last = kind;
         while (last + 1 < PARAM_KINDS && kinds[last + 1].per_layer) last++;
-        table->stride = last - first + 1;
-        for (int k = first; k <= last; k++) table->index[k] = table->params + k - first;
-        for (int layer = c->layers - 1; layer >= 0; layer--)
-            for (int k = first; k <= last; k++) table_add(table, k, layer, c);
+        add_blocks(table, kind, last, c);
         kind = last;
     }
 }
 
 void param_table_free(struct param_table *table) {
     free(table->param);
+    free(table->place);
     *table = (struct param_table){0};
 }
 
 const struct param *param_find(const struct param_table *table, enum param_kind kind, int layer) {
-    int at = table->index[kind] + (layer < 0 ? 0 : table->stride * (table->layers - 1 - layer));
+    const int place = layer < 0 ? 0 : table->place[layer];
+    const int at = table->index[kind] + table->stride * place;
     const struct param *p = &table->param[at];
-    CHECK(p->kind == kind && p->layer == layer, "the model has no parameter %s in layer %d", kinds[kind].name,
-          layer);
+    CHECK(place >= 0 && at < table->params && p->kind == kind && p->layer == layer,
+          "the model has no parameter %s in layer %d here", kinds[kind].name, layer);
     return p;
 }
 

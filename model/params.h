@@ -50,20 +50,33 @@ struct param {
     int64_t offset, count; /* elements of the flat range */
 };
 
+/* A chunk: a part of the model that lies together. The whole model is one chunk; a pipeline cuts it (model/partition.h). */
+struct gpt_chunk {
+    bool embedding;          /* begins with the token and position embedding */
+    int first_layer, layers; /* then come these blocks, if any */
+    bool head;               /* ends with the final norm, the head and the loss */
+};
+
 struct param_table {
     struct param *param; /* [params], offsets ascending */
     int params;
     int64_t elements;   /* of the flat range, gaps for alignment included */
-    int64_t parameters; /* sum of the counts: what the model has */
+    int64_t parameters; /* sum of the counts: what is held here */
+    bool
+        shares_embedding; /* a tied token embedding is held here and on another stage: it is the last entry */
     int index
-        [PARAM_KINDS]; /* of the kind's first entry; blocks follow at index + stride * (layers - 1 - layer) */
-    int stride, layers;
+        [PARAM_KINDS]; /* of the kind's first entry; that of the i-th layer at index + stride * place[layer] */
+    int *place, stride, layers; /* place[layers]: 0 for the last layer that is held; -1: not held */
 };
 
-/* Builds the table for a configuration. Free with param_table_free. */
-void param_table_create(struct param_table *table, const struct gpt_config *config);
+/* Builds the table for a configuration: the parameters of chunk[chunks], in ascending order, which one stage of a pipeline
+ * holds; NULL: of the whole model. A tied token embedding belongs to the chunk with the embedding and to that with the
+ * head. Free with param_table_free. */
+void param_table_create(struct param_table *table, const struct gpt_config *config,
+                        const struct gpt_chunk *chunk, int chunks);
 void param_table_free(struct param_table *table);
 
+/* The parameter must be held here. */
 const struct param *param_find(const struct param_table *table, enum param_kind kind, int layer);
 
 /* The parameter's part of a flat tensor (weights, gradients, moments). */

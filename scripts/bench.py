@@ -149,6 +149,19 @@ def bench_ranks():
     report("the same beside two runs that do not talk", f"{two:.0f} tokens/s", f"{apart:.0f} tokens/s", f"{100 * two / apart:.1f} %", "")
 
 
+def bench_pipeline():
+    """Two stages on two cores against one rank on one, both with the model-a batch in eight micro-batches; rounds alternate."""
+    mpirun, m, p = ROOT / "scripts/mpirun.sh", 8, 2
+    alone, stages = [], []
+    for _ in range(2):
+        alone += train("model-a", 8, [mpirun, "-np", 1], 1, 8, "--micro-batch", 1)
+        stages += train("model-a", 8, [mpirun, "-np", p], 1, 8, "--micro-batch", 1, "--pp", p)
+    one, two = median(alone, "step_ms"), median(stages, "step_ms")
+    ideal = one / p * (m + p - 1) / m
+    report("model-a, 2 stages on 2 cores, 8 micro-batches", f"{two:.0f} ms, bubble {median(stages, 'bubble_ms'):.0f} ms",
+           f"half of one rank's {one:.0f} ms, and 1F1B's bubble: {ideal:.0f} ms", f"{two / ideal:.2f} x", "<= 1.10 x")
+
+
 def needs_root():
     if os.geteuid() != 0:
         print("link figures need root (network namespaces): left out", file=sys.stderr)
@@ -287,7 +300,7 @@ def bench_accuracy(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=["model-a", "tiny", "gpt2", "ranks", "link", "covap", "ddp", "accuracy"])
+    parser.add_argument("--only", nargs="+", default=["model-a", "tiny", "gpt2", "ranks", "pipeline", "link", "covap", "ddp", "accuracy"])
     parser.add_argument("--out")
     parser.add_argument("--text")
     a = parser.parse_args()
@@ -311,6 +324,8 @@ def main():
             bench_optimizer(records, triad, "gpt2")
         elif name == "ranks" and cores > 1:
             bench_ranks()
+        elif name == "pipeline" and cores > 1:
+            bench_pipeline()
         elif name == "link":
             bench_link()
         elif name == "covap":

@@ -215,7 +215,7 @@ def test_what_is_there_must_be_of_the_same_options(shards, tmp_path):
     (0, {"methods": "covap:wire=fp64"}, "--wire: found 'fp64', expected one of fp32|bf16|fp16"),
     (0, {"methods": "none:random-seed=3"}, "which are the same for all methods"),
     (0, {"methods": "none:dataset=x"}, "which are the same for all methods"),
-    (3, {"methods": "none,none:batch-size=7"}, "--batch-size 7 does not split over 3 ranks"),
+    (3, {"methods": "none,none:batch-size=7"}, "--batch-size 7 does not split over 3 replicas"),
     (0, {"target_loss": 2, "eval_every": 0}, "set --eval-every above 0"),
     (0, {"seeds": 0}, "--seeds: found '0'"),
     (0, {"margn": 1}, "did you mean 'margin'"),

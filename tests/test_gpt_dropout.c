@@ -250,10 +250,11 @@ static void test_every_place_draws_for_itself(void **state) {
     struct gpt g;
     open_model(&g, true, false, odd.dropout);
     loss_with(&g, batch_of(0, SEQUENCES, 0));
-    dropped(zero[0], g.block[0].x, (struct tensor){0});
+    const struct gpt_activations *kept = &g.kept[0][0];
+    dropped(zero[0], kept->block[0].x, (struct tensor){0});
     for (int l = 0; l < odd.layers; l++) {
-        dropped(zero[1 + 2 * l], g.block[l].mid, g.block[l].x);
-        dropped(zero[2 + 2 * l], l + 1 < odd.layers ? g.block[l + 1].x : g.x_final, g.block[l].mid);
+        dropped(zero[1 + 2 * l], kept->block[l].mid, kept->block[l].x);
+        dropped(zero[2 + 2 * l], l + 1 < odd.layers ? kept->block[l + 1].x : kept->x_out, kept->block[l].mid);
     }
     for (int a = 0; a < PLACES; a++)
         for (int b = 0; b <= a; b++) {

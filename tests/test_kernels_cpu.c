@@ -80,7 +80,7 @@ static void run_norms(struct record *r, struct tensor x, struct tensor w, struct
     keep(r, y);
     keep(r, dw);
     keep(r, db);
-    dev->residual_add(NULL, y, x, drop);
+    dev->residual_add(NULL, y, y, x, drop);
     dev->dropout_apply(NULL, sum, y, drop);
     keep(r, y);
     keep(r, sum);

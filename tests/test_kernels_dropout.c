@@ -33,7 +33,7 @@ static void test_residual_add(void **state) {
             double *want = widened(old, n * c);
             for (int64_t i = 0; i < n * c; i++) want[i] += (double)delta[i] * mask[i];
             struct tensor y = device_tensor(old, n, c);
-            dev->residual_add(NULL, y, device_tensor(delta, n, c), drop);
+            dev->residual_add(NULL, y, y, device_tensor(delta, n, c), drop);
             assert_tensor_close("y", y, want, 1e-6);
         }
 }

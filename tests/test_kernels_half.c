@@ -171,7 +171,7 @@ static void check_dropout(int64_t n, int64_t c, int64_t unused) {
         struct tensor stream[2], wide = device_tensor(random_floats(n * c, 1), n, c);
         results(stream, random_floats(n * c, 1), n, c);
         for (int h = 0; h < 2; h++) {
-            dev->residual_add(NULL, stream[h], x.in[h], drops[d]);
+            dev->residual_add(NULL, stream[h], stream[h], x.in[h], drops[d]);
             dev->dropout_apply(NULL, y.in[h], x.in[h], drops[d]);
             dev->dropout_apply(NULL, from_wide.in[h], wide, drops[d]);
             dev->dropout_apply(NULL, x.in[h], x.in[h], drops[d]);

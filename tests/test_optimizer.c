@@ -11,6 +11,7 @@
 
 #include "kernels/half.h"
 #include "kernels/philox.h"
+#include "tests/gradient_norm.h"
 #include "train/optimizer.h"
 
 static const struct gpt_config config = {.layers = 2, .heads = 3, .channels = 9, .context = 5, .vocab = 11};
@@ -42,7 +43,7 @@ static void oracle_update(struct oracle *o, const struct optimizer_options *r, c
     double squares = 0;
     for (int64_t i = 0; i < o->elements; i++) squares += (double)gradient[i] * (double)gradient[i];
     const double norm = sqrt(squares), scale = r->clip > 0 && norm > r->clip ? r->clip / norm : 1.0;
-    const double found = optimizer_gradient_norm(g);
+    const double found = gradient_norm(g);
     if (fabs(found / norm - 1) > 1e-12) fail_msg("norm %.17g, expected %.17g", found, norm);
     for (int k = 0; k < g->table.params; k++) {
         const struct param *p = &g->table.param[k];
@@ -82,7 +83,7 @@ static void check_rule(const struct optimizer_options *rule) {
         const double lr = 0.01 / step;
         draw_gradient(&g, step);
         oracle_update(&o, rule, &g, lr, step);
-        optimizer_update(&optimizer, &g, lr, optimizer_gradient_norm(&g), NULL, 0, step);
+        optimizer_update(&optimizer, &g, lr, gradient_norm(&g), NULL, 0, step);
         for (int64_t i = 0; i < o.elements; i++)
             if (!(fabs((double)weight[i] - o.p[i]) <= 2e-6 * (fabs(o.p[i]) + 0.1)))
                 fail_msg("%s, step %d: weight %d is %.9g, expected %.9g", rule->rule, step, (int)i,
@@ -134,7 +135,7 @@ static void check_master_weights(enum dtype precision) {
         memcpy(before, g[1].rounded.data, count * sizeof *before);
         for (int k = 0; k < 2; k++) {
             draw_gradient(&g[k], step);
-            optimizer_update(&optimizer[k], &g[k], 0.01, optimizer_gradient_norm(&g[k]), NULL, 0, step);
+            optimizer_update(&optimizer[k], &g[k], 0.01, gradient_norm(&g[k]), NULL, 0, step);
         }
         assert_memory_equal(g[0].weight.data, g[1].weight.data, count * sizeof(float));
         const float *w = tensor_f32(g[1].weight);

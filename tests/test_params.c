@@ -19,7 +19,7 @@ static struct param_table make_table(bool tied) {
     struct gpt_config c = config;
     struct param_table table;
     c.tied = tied;
-    param_table_create(&table, &c);
+    param_table_create(&table, &c, NULL, 0);
     return table;
 }
 
@@ -160,7 +160,7 @@ static void test_initial_weights_have_the_documented_distribution(void **state) 
     (void)state;
     const struct gpt_config wide = {.layers = 8, .heads = 4, .channels = 64, .context = 65, .vocab = 257};
     struct param_table table;
-    param_table_create(&table, &wide);
+    param_table_create(&table, &wide, NULL, 0);
     for (int i = 0; i < table.params; i++) {
         const struct param *p = &table.param[i];
         float *x = initial(p, 11, 2);
@@ -185,7 +185,7 @@ static void test_flops_of_gpt2_small(void **state) {
     struct gpt_config tied = gpt2;
     struct param_table table;
     tied.tied = true;
-    param_table_create(&table, &tied);
+    param_table_create(&table, &tied, NULL, 0);
     assert_int_equal(table.parameters, 124439808);
     param_table_free(&table);
     const double expected = 6.0 * (124439808.0 - 1024 * 768) + 12.0 * 12 * 768 * 1024;

@@ -67,11 +67,11 @@ def test_no_data(shards, tmp_path, ranks):
 
 
 MISTAKES = [
-    ({"batch_size": 13}, 3, "--batch-size 13 does not split over 3 ranks; expected a multiple of 3, such as 15"),
-    ({"dp": 2}, 3, "--dp 2 does not match the 3 ranks started"),
-    ({"dp": 2}, 0, "--dp 2 does not match the 1 rank started"),
-    ({"micro_batch": 5}, 0, "--micro-batch 5 does not divide a rank's share of the batch, 12"),
-    ({"micro_batch": 100}, 3, "--micro-batch 100 does not divide a rank's share of the batch, 4"),
+    ({"batch_size": 13}, 3, "--batch-size 13 does not split over 3 replicas; expected a multiple of 3, such as 15"),
+    ({"dp": 2}, 3, "--dp 2 x --pp 1 does not fit 3 ranks: expected replicas x stages"),
+    ({"dp": 2}, 0, "--dp 2 x --pp 1 does not fit 1 rank: expected replicas x stages"),
+    ({"micro_batch": 5}, 0, "--micro-batch 5 does not divide a replica's share of the batch, 12"),
+    ({"micro_batch": 100}, 3, "--micro-batch 100 does not divide a replica's share of the batch, 4"),
     ({"heads": 5}, 3, "--heads 5 does not divide --channels 32"),
     ({"vocab": 7}, 3, "--vocab 7 is smaller than the data's vocabulary 256"),
     ({"context": 60000}, 0, "context"),

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "train/files.h"
-#include "train/safetensors.h"
+#include "train/model_files.h"
 #include "train/state.h"
 
 int checkpoint_write_config(const char *folder, const struct gpt_config *c, const char *tokenizer,
@@ -215,7 +215,7 @@ int checkpoint_read_info(const char *checkpoint, struct checkpoint_info *info, s
 /* Copies tensors out of an open file until one does not fit. */
 struct reading {
     const struct gpt *gpt;
-    const struct safetensors *file;
+    const struct model_files *files;
     struct error *e;
     int status;
 };
@@ -226,19 +226,18 @@ static void read_weight(void *context, const struct state_tensor *t) {
     const char *bare = strncmp(t->name, "transformer.", 12) == 0 ? t->name + 12 : t->name;
     struct tensor found;
     if (r->status) return;
-    r->status = safetensors_find_like(r->file, safetensors_has(r->file, bare) ? bare : t->name, t->tensor,
-                                      &found, r->e);
+    const struct safetensors *file = model_files_with(r->files, bare);
+    const char *name = safetensors_has(file, bare) ? bare : t->name;
+    r->status = safetensors_find_like(model_files_with(r->files, name), name, t->tensor, &found, r->e);
     if (!r->status) r->gpt->device->copy_in(r->gpt->stream, t->tensor, found.data);
 }
 
 int checkpoint_read_weights(const char *checkpoint, struct gpt *g, struct error *e) {
-    char path[CHECKPOINT_PATH + 20];
-    struct safetensors f;
-    snprintf(path, sizeof path, "%s/model.safetensors", checkpoint);
-    if (safetensors_open(&f, path, e)) return -1;
-    struct reading r = {.gpt = g, .file = &f, .e = e};
-    state_visit_weights(g, read_weight, &r);
+    struct model_files files;
+    struct reading r = {.gpt = g, .files = &files, .e = e};
+    r.status = model_files_open(&files, checkpoint, e);
+    if (!r.status) state_visit_weights(g, read_weight, &r);
     gpt_round_weights(g);
-    safetensors_close(&f);
+    model_files_close(&files);
     return r.status;
 }

@@ -1,6 +1,6 @@
 /* A checkpoint: RUN_DIR/checkpoints/step-00000100/ with
  *
- *     config.json, model.safetensors   the model, as Hugging Face's GPT-2 has it
+ *     config.json, model.safetensors   the model, as Hugging Face's GPT-2 has it (train/model_files.h)
  *     optimizer.safetensors            moments, by parameter
  *     compressor.safetensors           what a compressor keeps alike on all ranks; where it keeps any
  *     rank-00000.safetensors, ...      what each rank holds back; where the compressor holds back any

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "train/manifest.h"
+#include "train/model_files.h"
 
 static const char *run_dir_of(const struct checkpointer *c) {
     return c->trainer->options->run_dir;
@@ -53,8 +54,12 @@ static int write_files(void *context, struct error *e) {
     struct trainer *t = c->trainer;
     char beside[CHECKPOINT_PATH];
     checkpoint_path_beside(beside, run_dir_of(c), c->step);
+    const int stages = t->mesh.pp, chunks = t->pipeline.schedule.chunks;
     if (leads(c) &&
         checkpoint_write_config(beside, &t->gpt.config, t->train.tokenizer, c->step, &c->config, e))
+        return -1;
+    if (leads(c) && stages > 1 &&
+        model_files_write_index(beside, &t->gpt.config, stages, chunks, &c->index, e))
         return -1;
     return snapshot_write(&c->snapshot, beside, e);
 }
@@ -64,8 +69,8 @@ static int look_at_files(const struct checkpointer *c, const char *beside, struc
     for (int i = 0; i < c->snapshot.files; i++) {
         char name[SNAPSHOT_FILE_NAME], path[CHECKPOINT_PATH + SNAPSHOT_FILE_NAME];
         struct stat info;
-        if (!c->snapshot.file[i].tensors) continue;
-        snapshot_name_file(i, name);
+        if (!c->snapshot.file[i].sum.bytes) continue;
+        snapshot_name_file(i, c->snapshot.stages, name);
         snprintf(path, sizeof path, "%s/%s", beside, name);
         if (stat(path, &info) == 0 && info.st_size == c->snapshot.file[i].sum.bytes) continue;
         return error_set(
@@ -100,7 +105,8 @@ int checkpointer_begin(struct checkpointer *c, int64_t step, struct error *e) {
     if (comm_agree(c->trainer->comm, status, e)) return -1;
     c->step = step;
     c->phase = CHECKPOINTER_FILES;
-    c->config = (struct file_sum){0};
+    c->config = c->index = (struct file_sum){0};
+    reducer_gather(&c->trainer->reducer);
     snapshot_take(&c->snapshot, c->trainer);
     if (leads(c)) {
         cJSON_Delete(c->manifest);
@@ -131,10 +137,11 @@ static void share_sums(struct checkpointer *c) {
 
 static void list_files(struct checkpointer *c) {
     manifest_add_file(c->manifest, "config.json", &c->config);
+    if (c->snapshot.stages > 1) manifest_add_file(c->manifest, "model.safetensors.index.json", &c->index);
     for (int i = 0; i < c->snapshot.files; i++) {
         char name[SNAPSHOT_FILE_NAME];
-        snapshot_name_file(i, name);
-        if (c->snapshot.file[i].tensors) manifest_add_file(c->manifest, name, &c->snapshot.file[i].sum);
+        snapshot_name_file(i, c->snapshot.stages, name);
+        if (c->snapshot.file[i].sum.bytes) manifest_add_file(c->manifest, name, &c->snapshot.file[i].sum);
     }
 }
 

@@ -17,7 +17,7 @@ struct checkpointer {
     struct snapshot snapshot;
     struct writer writer;
     /* on rank 0: */
-    struct file_sum config;
+    struct file_sum config, index;
     struct cJSON *manifest;
     int64_t *kept; /* [count] steps of this run's checkpoints in the order in which they were written */
     int count;

@@ -67,8 +67,12 @@ static void announce(struct run *run, const struct run_facts *f) {
     if (t->gpt.config.precision != DTYPE_F32)
         printf("numbers %s in products and activations, fp32 in weights and updates; loss scale %.0f%s\n",
                o->precision, t->loss_scale.scale, t->loss_scale.dynamic ? ", dynamic" : "");
-    printf("batch   %lld sequences = %lld rank%s x %lld micro-batch%s x %lld\n", (long long)o->batch_size,
-           (long long)f->ranks, f->ranks == 1 ? "" : "s", (long long)(t->share / t->micro_batch),
+    if (t->mesh.pp > 1) {
+        mesh_print(&t->mesh, stdout);
+        pipeline_print(&t->pipeline, stdout);
+    }
+    printf("batch   %lld sequences = %d replica%s x %lld micro-batch%s x %lld\n", (long long)o->batch_size,
+           t->mesh.dp, t->mesh.dp == 1 ? "" : "s", (long long)(t->share / t->micro_batch),
            t->share == t->micro_batch ? "" : "es", (long long)t->micro_batch);
     if (*run->resume.checkpoint)
         printf("resume  after step %lld, from %s\n", (long long)run->resume.step, run->resume.checkpoint);
@@ -139,7 +143,7 @@ static int finish_run(struct run *run, int64_t done, bool stopped) {
                  (long long)done, o->run_dir);
     metrics_end(&run->metrics, done, progress_median_step_ms(&run->progress), &run->eval,
                 stopped ? "signal" : "finished");
-    progress_summary(&run->progress, &run->eval, run->trainer.comm->size, o->run_dir);
+    progress_summary(&run->progress, &run->eval, &run->trainer.mesh, o->run_dir);
     return stopped ? EXIT_STOPPED : EXIT_OK;
 }
 

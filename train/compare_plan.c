@@ -10,8 +10,8 @@
 /* Whether the method left alone what all runs of a comparison share (texts are the same where the pointers are). */
 static bool keeps_shared(const struct options *m, const struct options *o) {
     return m->data == o->data && m->run_dir == o->run_dir && m->config == o->config && m->seed == o->seed &&
-           m->model == o->model && m->dp == o->dp && m->comm == o->comm && m->all_reduce == o->all_reduce &&
-           m->timeout == o->timeout && m->compress == o->compress;
+           m->model == o->model && m->dp == o->dp && m->pp == o->pp && m->comm == o->comm &&
+           m->all_reduce == o->all_reduce && m->timeout == o->timeout && m->compress == o->compress;
 }
 
 static int apply_setting(struct compare_method *m, char *setting, struct error *e) {
@@ -44,7 +44,7 @@ static int parse_word(struct compare_method *m, struct error *e) {
     if (!keeps_shared(&m->options, &before))
         return error_set(
             e,
-            "--methods: '%s' sets one of data, run-dir, config, seed, model, compress, dp, comm, "
+            "--methods: '%s' sets one of data, run-dir, config, seed, model, compress, dp, pp, comm, "
             "all-reduce and timeout, which are the same for all methods",
             m->word);
     return 0;

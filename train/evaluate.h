@@ -1,15 +1,15 @@
-/* Loss and accuracy on fixed validation windows, split over ranks. */
+/* Loss and accuracy on fixed validation windows, split over replicas. */
 #ifndef TANDEM_EVALUATE_H
 #define TANDEM_EVALUATE_H
 
-#include "comm/comm.h"
+#include "comm/mesh.h"
 #include "data/loader.h"
-#include "model/gpt.h"
 #include "train/metrics.h"
+#include "train/pipeline.h"
 
-/* Evaluates `windows` validation windows (0 or more than there are: all), spread evenly over the split, in micro-batches
- * of `sequences`. Every window is seen once, by one rank, so the result is that of one rank to rounding. Collective. */
-struct eval_record evaluate(struct gpt *gpt, const struct loader *validation, struct comm *comm,
-                            int64_t windows, int64_t sequences, int64_t step);
+/* Evaluates `windows` validation windows (0 or more than there are: all), spread evenly over the split. Every window is seen
+ * once, by one replica, so the result is that of one rank to rounding. Collective. */
+struct eval_record evaluate(struct pipeline *pipeline, const struct loader *validation,
+                            const struct mesh *mesh, int64_t windows, int64_t step);
 
 #endif

@@ -34,6 +34,8 @@ static void add_whole(cJSON *object, const char *name, int64_t value) {
 
 /* Reals with all their digits, which cJSON would shorten. */
 static void add_numbers(void *context, const struct kept *k) {
+    /* Two compressors of one rank keep the same numbers. */
+    if (cJSON_GetObjectItemCaseSensitive(context, k->name)) return;
     cJSON *list = cJSON_AddArrayToObject(context, k->name);
     for (int i = 0; i < k->count; i++) {
         char text[40] = "";
@@ -59,6 +61,8 @@ cJSON *manifest_create(struct trainer *t, int64_t step) {
     cJSON_AddStringToObject(m, "version", TANDEM_VERSION);
     add_whole(m, "step", step);
     add_whole(m, "ranks", t->comm->size);
+    add_whole(m, "stages", t->mesh.pp);
+    add_whole(m, "chunks", t->pipeline.schedule.chunks);
     cJSON *data = cJSON_AddObjectToObject(m, "data");
     fingerprint(&t->train, print);
     add_whole(data, "train_tokens", t->train.tokens);
@@ -139,8 +143,10 @@ int manifest_verify_model(const char *checkpoint, struct error *e) {
     snprintf(path, sizeof path, "%s/training.json", checkpoint);
     if (access(path, F_OK) != 0) return 0; /* a model from elsewhere */
     cJSON *m = manifest_read(checkpoint, e);
-    const int status = !m || manifest_verify(m, checkpoint, "config.json", e) ||
-                       manifest_verify(m, checkpoint, "model.safetensors", e);
+    int status = !m || manifest_verify(m, checkpoint, "config.json", e);
+    for (int i = 0; !status && i < manifest_files(m); i++)
+        if (strncmp(manifest_file(m, i), "model", 5) == 0)
+            status = manifest_verify(m, checkpoint, manifest_file(m, i), e);
     cJSON_Delete(m);
     if (status) manifest_suggest(checkpoint, "--checkpoint", e);
     return status ? -1 : 0;

@@ -63,10 +63,24 @@ const char *optimizer_moment_name(const struct optimizer *o, int i) {
     return i < o->rule->moments ? o->rule->moment[i] : NULL;
 }
 
-double optimizer_gradient_norm(const struct gpt *g) {
-    double squares = 0.0;
-    g->device->sum_squares(g->stream, &squares, g->gradient);
-    return sqrt(squares);
+static int part_of(const struct param *p, int layers) {
+    if (p->layer >= 0) return layers - p->layer;
+    return p->kind == PARAM_WTE ? layers + 2 : p->kind == PARAM_WPE ? layers + 1 : 0;
+}
+
+void optimizer_gradient_squares(const struct gpt *g, double *squares) {
+    const struct param_table *t = &g->table;
+    const int layers = g->config.layers;
+    memset(squares, 0, sizeof *squares * (size_t)(layers + OPTIMIZER_OTHER_PARTS));
+    for (int i = 0, next; i < t->params; i = next) {
+        const struct param *p = &t->param[i];
+        const int where = part_of(p, layers);
+        for (next = i + 1; next < t->params && part_of(&t->param[next], layers) == where;) next++;
+        const int64_t end = next < t->params ? t->param[next].offset : t->elements;
+        if (p->kind == PARAM_WTE && !g->chunk[0].embedding) continue; /* counted with the embedding */
+        g->device->sum_squares(g->stream, &squares[where],
+                               tensor_slice(g->gradient, p->offset, end - p->offset));
+    }
 }
 
 static int64_t maximum(int64_t a, int64_t b) {

@@ -25,8 +25,12 @@ void optimizer_free(struct optimizer *optimizer);
 /* The name of moment i as PyTorch has it, for checkpoints; NULL: there are no more. */
 const char *optimizer_moment_name(const struct optimizer *optimizer, int i);
 
-/* The global norm of the gradient before clipping, in double and in a fixed order. */
-double optimizer_gradient_norm(const struct gpt *gpt);
+/* Sums of squares of the gradient, in double and in a fixed order, part by part: head and final norm, blocks from the last to
+ * the first, position embedding, token embedding. 0 for parts that the gpt does not hold, and for the copy of a shared embedding
+ * beside the head: added over the stages of a pipeline, the sums are those of the whole model, to the bit. */
+enum { OPTIMIZER_OTHER_PARTS = 3 };
+void optimizer_gradient_squares(const struct gpt *gpt,
+                                double *squares /* [layers + OPTIMIZER_OTHER_PARTS] */);
 
 /* A part of the flat range and what its gradient is. */
 struct optimizer_range {

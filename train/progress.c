@@ -13,6 +13,7 @@ void progress_free(struct progress *p) {
     free(p->step_ms);
     free(p->exposed_ms);
     free(p->comm_ms);
+    free(p->bubble_ms);
     *p = (struct progress){0};
 }
 
@@ -37,8 +38,8 @@ static double remaining_seconds(const struct progress *p) {
 static void make_room(struct progress *p) {
     if (p->done < p->room) return;
     p->room = 2 * p->room + 1000;
-    double **arrays[] = {&p->step_ms, &p->exposed_ms, &p->comm_ms};
-    for (int i = 0; i < 3; i++) {
+    double **arrays[] = {&p->step_ms, &p->exposed_ms, &p->comm_ms, &p->bubble_ms};
+    for (int i = 0; i < 4; i++) {
         *arrays[i] = realloc(*arrays[i], sizeof(double) * (size_t)p->room);
         CHECK(*arrays[i], "out of memory: %lld times of steps", (long long)p->room);
     }
@@ -49,6 +50,7 @@ void progress_step(struct progress *p, int64_t step, const struct step_record *r
     p->step_ms[p->done] = r->step_ms;
     p->exposed_ms[p->done] = r->comm_exposed_ms;
     p->comm_ms[p->done] = r->comm_ms;
+    p->bubble_ms[p->done] = r->bubble_ms;
     p->done++;
     p->last = *r;
     p->bytes_sent += (int64_t)r->bytes_sent;
@@ -80,8 +82,10 @@ static void row(const char *name, const char *format, double value) {
         printf(format, value), printf("\n");
 }
 
-void progress_summary(const struct progress *p, const struct eval_record *e, int ranks, const char *run_dir) {
+void progress_summary(const struct progress *p, const struct eval_record *e, const struct mesh *mesh,
+                      const char *run_dir) {
     if (!p->shown) return;
+    const int ranks = mesh->world->size;
     const double step_ms = median(p->step_ms, p->done), comm_ms = median(p->comm_ms, p->done),
                  exposed_ms = median(p->exposed_ms, p->done);
     printf("\nSummary\n");
@@ -98,6 +102,7 @@ void progress_summary(const struct progress *p, const struct eval_record *e, int
         row("  of it hidden", "%.1f %%", comm_ms > 0 ? 100.0 * (1.0 - fmin(1.0, exposed_ms / comm_ms)) : NAN);
         row("sent, all ranks", "%.1f MB", 1e-6 * (double)p->bytes_sent);
     }
+    if (mesh->pp > 1) row("waiting for other stages", "%.2f ms a step", median(p->bubble_ms, p->done));
     row("peak memory of a rank", "%.0f MB", 1e-6 * p->last.memory_bytes);
     row("training loss, last step", "%.4f", p->last.loss);
     row("validation loss", "%.4f", e->val_loss);

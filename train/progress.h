@@ -2,14 +2,15 @@
 #ifndef TANDEM_PROGRESS_H
 #define TANDEM_PROGRESS_H
 
+#include "comm/mesh.h"
 #include "train/metrics.h"
 
 struct progress {
-    bool shown;                             /* this rank speaks */
-    int64_t first, steps;                   /* made before this run went on from them; planned in all */
-    int64_t done;                           /* recorded */
-    int64_t room;                           /* entries allocated of each of these: */
-    double *step_ms, *exposed_ms, *comm_ms; /* [done] of every step, for medians */
+    bool shown;           /* this rank speaks */
+    int64_t first, steps; /* made before this run went on from them; planned in all */
+    int64_t done;         /* recorded */
+    int64_t room;         /* entries allocated of each of these: */
+    double *step_ms, *exposed_ms, *comm_ms, *bubble_ms; /* [done] of every step, for medians */
     struct step_record last;
     int64_t bytes_sent, skipped; /* so far: bytes; steps */
     double started;
@@ -25,7 +26,7 @@ void progress_eval(const struct progress *progress, const struct eval_record *re
 /* The median over the recorded steps, the first one (page faults, library start-up) left out if there are others. */
 double progress_median_step_ms(const struct progress *progress);
 
-void progress_summary(const struct progress *progress, const struct eval_record *last, int ranks,
-                      const char *run_dir);
+void progress_summary(const struct progress *progress, const struct eval_record *last,
+                      const struct mesh *mesh, const char *run_dir);
 
 #endif

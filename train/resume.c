@@ -87,20 +87,27 @@ struct loading {
     const cJSON *manifest;
     const char *checkpoint;
     struct safetensors
-        *file;        /* [files], as snapshot_name_file has them; those that are not needed are closed */
-    int files, ranks; /* when it was written */
-    bool same_ranks;
-    int reset; /* tensors left as they are in a new run */
+        *file;         /* [files], as snapshot_name_file has them; those that are not needed are closed */
+    int files, stages; /* when it was written */
+    bool same_ranks;   /* it was written by ranks that held what those of now do */
+    int reset;         /* tensors left as they are in a new run */
     struct error *e;
     int status;
 };
 
+/* The number of the file of a rank's own. */
+static int file_of_rank(const struct loading *l, int replica, int stage) {
+    return (STATE_RANK + replica) * l->stages + stage;
+}
+
 static int open_files(struct loading *l) {
+    const struct mesh *m = &l->trainer->mesh;
     l->file = memory_alloc_zeroed(sizeof *l->file * (size_t)l->files);
     for (int i = 0; i < l->files; i++) {
         char name[SNAPSHOT_FILE_NAME], path[CHECKPOINT_PATH + SNAPSHOT_FILE_NAME];
-        const bool others = i >= STATE_RANK && l->same_ranks && i - STATE_RANK != l->trainer->comm->rank;
-        snapshot_name_file(i, name);
+        const int kind = i / l->stages;
+        const bool others = kind >= STATE_RANK && l->same_ranks && kind - STATE_RANK != m->data_rank;
+        snapshot_name_file(i, l->stages, name);
         if (others || !manifest_has_file(l->manifest, name)) continue;
         snprintf(path, sizeof path, "%s/%s", l->checkpoint, name);
         if (safetensors_open(&l->file[i], path, l->e)) return -1;
@@ -108,29 +115,37 @@ static int open_files(struct loading *l) {
     return 0;
 }
 
-static int load_from(struct loading *l, int file, const struct state_tensor *t) {
+/* Fills the tensor from the one of files first .. first + count - 1 that has it. */
+static int load_from(struct loading *l, int first, int count, const struct state_tensor *t) {
     struct tensor found;
     char name[SNAPSHOT_FILE_NAME];
-    snapshot_name_file(file, name);
-    if (!l->file[file].map)
-        return error_set(l->e, "'%s' has no %s, where '%s' should lie", l->checkpoint, name, t->name);
+    int file = first;
+    while (file < first + count && !(l->file[file].map && safetensors_has(&l->file[file], t->name))) file++;
+    snapshot_name_file(first, l->stages, name);
+    if (file == first + count)
+        return error_set(l->e, "'%s' has no tensor '%s'; expected it in %s%s", l->checkpoint, t->name, name,
+                         count > 1 ? " or the others of its kind" : "");
     if (safetensors_find_like(&l->file[file], t->name, t->tensor, &found, l->e)) return -1;
     l->trainer->device->copy_in(l->trainer->gpt.stream, t->tensor, found.data);
     return 0;
 }
 
-/* An equal share of the sum over the ranks there were. */
+/* An equal share of the sum over the replicas there were. */
 static int load_share(struct loading *l, const struct state_tensor *t) {
     const int64_t count = tensor_count(t->tensor);
     double *sum = memory_alloc_zeroed(sizeof *sum * (size_t)count);
-    int status = 0;
-    for (int r = 0; r < l->ranks && !status; r++) {
+    int status = 0, holders = 0;
+    for (int f = file_of_rank(l, 0, 0); f < l->files && !status; f++) {
         struct tensor found;
-        status = safetensors_find_like(&l->file[STATE_RANK + r], t->name, t->tensor, &found, l->e);
+        if (!l->file[f].map || !safetensors_has(&l->file[f], t->name)) continue;
+        holders++;
+        status = safetensors_find_like(&l->file[f], t->name, t->tensor, &found, l->e);
         for (int64_t i = 0; i < count && !status; i++) sum[i] += (double)tensor_f32(found)[i];
     }
+    if (!holders)
+        status = error_set(l->e, "'%s' has no tensor '%s' in any file of a rank", l->checkpoint, t->name);
     float *share = memory_alloc(sizeof *share * (size_t)count);
-    for (int64_t i = 0; i < count; i++) share[i] = (float)(sum[i] / l->trainer->comm->size);
+    for (int64_t i = 0; i < count; i++) share[i] = (float)(sum[i] / l->trainer->mesh.dp);
     if (!status) l->trainer->device->copy_in(l->trainer->gpt.stream, t->tensor, share);
     free(share);
     free(sum);
@@ -139,11 +154,12 @@ static int load_share(struct loading *l, const struct state_tensor *t) {
 
 static void load_tensor(void *context, const struct state_tensor *t) {
     struct loading *l = context;
+    const struct mesh *m = &l->trainer->mesh;
     if (l->status) return;
     if (t->file < STATE_RANK)
-        l->status = load_from(l, t->file, t);
+        l->status = load_from(l, (int)t->file * l->stages, l->stages, t);
     else if (l->same_ranks)
-        l->status = load_from(l, STATE_RANK + l->trainer->comm->rank, t);
+        l->status = load_from(l, file_of_rank(l, m->data_rank, t->copy ? 0 : m->stage), 1, t);
     else if (t->share == SHARE_SUM)
         l->status = load_share(l, t);
     else
@@ -158,16 +174,22 @@ static void load_numbers(struct loading *l, int64_t step) {
     state_visit_switched_numbers(t, manifest_load_number, &switched);
     if (tuner->active && !l->same_ranks) tuner_measure_anew(tuner, step);
     if (tuner->active) reducer_replan(&t->reducer, step);
+    reducer_gather(&t->reducer);
     state_visit_numbers(t, manifest_load_number, &numbers);
+    reducer_scatter(&t->reducer);
     l->reset += numbers.missing;
 }
 
 static int load(struct trainer *t, const cJSON *m, const struct resume *r, struct error *e) {
     struct loading l = {.trainer = t, .manifest = m, .checkpoint = r->checkpoint, .e = e};
-    l.ranks = (int)manifest_number(m, "ranks");
-    l.same_ranks = l.ranks == t->comm->size;
-    l.files = STATE_RANK + l.ranks;
-    l.status = open_files(&l);
+    const int64_t ranks = manifest_number(m, "ranks"), chunks = manifest_number(m, "chunks");
+    l.stages = (int)manifest_number(m, "stages");
+    l.same_ranks = ranks == t->comm->size && l.stages == t->mesh.pp && chunks == t->pipeline.schedule.chunks;
+    if (l.stages < 1 || ranks < l.stages || ranks % l.stages)
+        return error_set(e, "'%s/training.json' does not say of how many ranks and stages it is",
+                         r->checkpoint);
+    l.files = STATE_RANK * l.stages + (int)ranks;
+    l.status = comm_agree(t->comm, open_files(&l), e);
     if (!l.status) load_numbers(&l, r->step);
     if (!l.status) state_visit_tensors(t, load_tensor, &l);
     gpt_round_weights(&t->gpt);
@@ -175,7 +197,7 @@ static int load(struct trainer *t, const cJSON *m, const struct resume *r, struc
     free(l.file);
     if (!l.status && l.reset && t->comm->rank == 0)
         log_line("what --compress %s keeps by rank or by bucket does not fit %s and starts anew",
-                 t->options->compress, l.same_ranks ? "the options given now" : "another number of ranks");
+                 t->options->compress, l.same_ranks ? "the options given now" : "other ranks and stages");
     return l.status;
 }
 

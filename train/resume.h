@@ -1,5 +1,5 @@
-/* --resume: goes on from a checkpoint, bit for bit as if the run had not stopped where the number of ranks is the same. With
- * another number of ranks each takes an equal share of what was held back in all, whose sum is what counts (comm/compress.h);
+/* --resume: goes on from a checkpoint, bit for bit as if the run had not stopped where ranks, stages and chunks are as many
+ * as they were. With others each replica takes an equal share of what was held back in all, whose sum is what counts (comm/compress.h);
  * state that means nothing to other ranks starts anew, with a line that says so. */
 #ifndef TANDEM_RESUME_H
 #define TANDEM_RESUME_H

@@ -6,28 +6,30 @@
 #include "train/checkpoint.h"
 #include "train/safetensors.h"
 
-void snapshot_name_file(int file, char name[SNAPSHOT_FILE_NAME]) {
-    static const char *const names[] = {"model.safetensors", "optimizer.safetensors",
-                                        "compressor.safetensors"};
-    if (file < STATE_RANK)
-        snprintf(name, SNAPSHOT_FILE_NAME, "%s", names[file]);
+void snapshot_name_file(int file, int stages, char name[SNAPSHOT_FILE_NAME]) {
+    static const char *const kinds[] = {"model", "optimizer", "compressor"};
+    const int kind = file / stages, stage = file % stages;
+    if (kind >= STATE_RANK)
+        snprintf(name, SNAPSHOT_FILE_NAME, "rank-%05d.safetensors", file - STATE_RANK * stages);
+    else if (stages == 1)
+        snprintf(name, SNAPSHOT_FILE_NAME, "%s.safetensors", kinds[kind]);
     else
-        snprintf(name, SNAPSHOT_FILE_NAME, "rank-%05d.safetensors", file - STATE_RANK);
+        snprintf(name, SNAPSHOT_FILE_NAME, "%s-%05d-of-%05d.safetensors", kinds[kind], stage + 1, stages);
 }
 
-/* Every rank's own file has what this rank's has: so all ranks know which files there are. */
 static void list_tensor(void *context, const struct state_tensor *t) {
     struct snapshot *s = context;
-    const int first = (int)t->file, end = first == STATE_RANK ? s->files : first + 1;
-    for (int i = first; i < end; i++) {
+    if (t->copy) return;
+    for (int i = 0; i < s->files; i++) {
         struct snapshot_file *f = &s->file[i];
-        if (f->mine && f->tensors == f->room) {
+        const int kind = i / s->stages;
+        if (!f->mine || (kind < STATE_RANK ? kind : STATE_RANK) != (int)t->file) continue;
+        if (f->tensors == f->room) {
             f->room = 2 * f->room + 64;
             f->tensor = realloc(f->tensor, sizeof *f->tensor * (size_t)f->room);
             CHECK(f->tensor, "out of memory: a list of %d tensors", f->room);
         }
-        if (f->mine) f->tensor[f->tensors] = *t;
-        f->tensors++;
+        f->tensor[f->tensors++] = *t;
     }
 }
 
@@ -47,12 +49,14 @@ static void reserve(struct snapshot *s) {
 }
 
 void snapshot_take(struct snapshot *s, struct trainer *t) {
-    const int ranks = t->comm->size, rank = t->comm->rank;
-    if (!s->file) s->file = memory_alloc_zeroed(sizeof *s->file * (size_t)(STATE_RANK + ranks));
-    s->files = STATE_RANK + ranks;
+    const struct mesh *m = &t->mesh;
+    s->stages = m->pp;
+    s->files = (STATE_RANK + m->dp) * m->pp;
+    if (!s->file) s->file = memory_alloc_zeroed(sizeof *s->file * (size_t)s->files);
     for (int i = 0; i < s->files; i++) {
+        const int kind = i / m->pp, writer = kind < STATE_RANK ? kind % m->dp : kind - STATE_RANK;
         s->file[i].tensors = 0;
-        s->file[i].mine = i < STATE_RANK ? i % ranks == rank : i - STATE_RANK == rank;
+        s->file[i].mine = i % m->pp == m->stage && writer == m->data_rank;
         s->file[i].sum = (struct file_sum){0};
     }
     state_visit_tensors(t, list_tensor, s);
@@ -84,7 +88,7 @@ int snapshot_write(struct snapshot *s, const char *folder, struct error *e) {
     char name[SNAPSHOT_FILE_NAME], path[CHECKPOINT_PATH + SNAPSHOT_FILE_NAME];
     for (int i = 0; i < s->files; i++) {
         if (!s->file[i].mine || !s->file[i].tensors) continue;
-        snapshot_name_file(i, name);
+        snapshot_name_file(i, s->stages, name);
         snprintf(path, sizeof path, "%s/%s", folder, name);
         if (write_file(&s->file[i], path, e)) return -1;
     }

@@ -6,17 +6,24 @@
 
 #include "train/trainer.h"
 
-/* The files of a checkpoint that hold tensors, in the order in which the list has them. STATE_RANK: one for each rank. */
+/* The kinds of files of a checkpoint that hold tensors, in the order in which the list has them. Of each there is one for each
+ * stage of the pipeline; of STATE_RANK, one for each rank. */
 enum state_file { STATE_MODEL, STATE_OPTIMIZER, STATE_COMPRESSOR, STATE_RANK };
 
 /* Tensors that lie in the flat range go by parameter, so that the files know nothing of its layout. */
+enum { STATE_NAME = 112 };
 struct state_tensor {
-    char name[112]; /* Hugging Face's name of the parameter, and what of it: transformer.wte.weight.exp_avg */
+    char name
+        [STATE_NAME]; /* Hugging Face's name of the parameter, and what of it: transformer.wte.weight.exp_avg */
     enum state_file file;
     enum share share;
+    bool copy;            /* of what the first stage of a pipeline holds, too, and saves */
     struct tensor tensor; /* on the device */
 };
 typedef void state_take(void *context, const struct state_tensor *tensor);
+
+/* Hugging Face's name of a parameter. */
+void state_name_weight(const struct param *param, char name[STATE_NAME]);
 
 /* The weights alone, and everything. */
 void state_visit_weights(const struct gpt *gpt, state_take *take, void *context);

@@ -9,26 +9,33 @@
 
 #include "train/evaluate.h"
 
-/* Whether the global batch can be shared by the ranks there are. The same answer on every rank. */
+/* Whether the global batch can be shared by the replicas there are. The same answer on every rank. */
 static int plan_batch(struct trainer *t, struct error *e) {
     const struct options *o = t->options;
-    const int ranks = t->comm->size;
-    if (o->dp && o->dp != ranks)
+    const int dp = t->mesh.dp;
+    if (o->batch_size % dp)
         return error_set(
-            e, "--dp %lld does not match the %d rank%s started; expected --dp %d, or mpirun -np %lld",
-            (long long)o->dp, ranks, ranks == 1 ? "" : "s", ranks, (long long)o->dp);
-    if (o->batch_size % ranks)
-        return error_set(
-            e, "--batch-size %lld does not split over %d ranks; expected a multiple of %d, such as %lld",
-            (long long)o->batch_size, ranks, ranks, (long long)((o->batch_size / ranks + 1) * ranks));
-    t->share = o->batch_size / ranks;
+            e, "--batch-size %lld does not split over %d replicas; expected a multiple of %d, such as %lld",
+            (long long)o->batch_size, dp, dp, (long long)((o->batch_size / dp + 1) * dp));
+    t->share = o->batch_size / dp;
     t->micro_batch = o->micro_batch ? o->micro_batch : t->share;
     if (t->share % t->micro_batch)
-        return error_set(e, "--micro-batch %lld does not divide a rank's share of the batch, %lld sequences",
+        return error_set(e,
+                         "--micro-batch %lld does not divide a replica's share of the batch, %lld sequences",
                          (long long)t->micro_batch, (long long)t->share);
     if (o->channels % o->heads)
         return error_set(e, "--heads %lld does not divide --channels %lld", (long long)o->heads,
                          (long long)o->channels);
+    if (o->chunks > 1 && t->mesh.pp == 1)
+        return error_set(
+            e,
+            "--chunks %lld cuts the model of a pipeline stage, but there is one stage; expected --chunks 1, "
+            "or --pp of at least 2",
+            (long long)o->chunks);
+    if (o->recompute && strcmp(o->schedule, "zb-h1") == 0)
+        return error_set(
+            e, "--schedule zb-h1 puts off gradients of weights, for which it keeps the activations that "
+               "--recompute drops; expected --recompute off, or another --schedule");
     return 0;
 }
 
@@ -90,13 +97,15 @@ static int create_model(struct trainer *t, struct error *e) {
         .weight_decay = (float)o->weight_decay,
         .clip = o->clip,
     };
-    gpt_create(&t->gpt, &config, t->device, t->micro_batch, true);
+    const struct pipeline_options cut = {o->schedule, (int)o->chunks, (int)(t->share / t->micro_batch),
+                                         t->micro_batch};
+    if (pipeline_create(&t->pipeline, &t->gpt, &config, t->device, t->mesh.pipe, &cut, e)) return -1;
     gpt_initialise(&t->gpt, (uint64_t)o->seed);
     optimizer_create(&t->optimizer, &rule, &t->gpt);
     t->schedule = (struct lr_schedule){o->lr_schedule, o->lr, o->min_lr, o->warmup, o->steps};
     t->tokens = memory_alloc(2 * sizeof *t->tokens * (size_t)(t->share * o->context));
     t->targets = t->tokens + t->share * o->context;
-    return reducer_create(&t->reducer, o, t->comm, &t->gpt, e);
+    return reducer_create(&t->reducer, o, &t->mesh, &t->gpt, e);
 }
 
 int trainer_create(struct trainer *t, const struct options *o, struct comm *comm, struct error *e) {
@@ -104,12 +113,12 @@ int trainer_create(struct trainer *t, const struct options *o, struct comm *comm
     t->threads = threads_plan(o->threads, comm);
     t->device = device_find(o->device, e);
     int status = t->device ? t->device->open(t->threads.threads, e) : -1;
-    status = status || loss_scale_create(&t->loss_scale, o, e) || plan_batch(t, e) || open_data(t, e);
-    if (comm_agree(comm, status ? -1 : 0, e)) {
+    if (comm_agree(comm, status, e) || mesh_create(&t->mesh, comm, o->dp, o->pp, e)) {
         trainer_free(t);
         return -1;
     }
-    if (comm_agree(comm, create_model(t, e), e)) {
+    status = loss_scale_create(&t->loss_scale, o, e) || plan_batch(t, e) || open_data(t, e) ? -1 : 0;
+    if (comm_agree(comm, status, e) || comm_agree(comm, create_model(t, e), e)) {
         trainer_free(t);
         return -1;
     }
@@ -123,6 +132,8 @@ void trainer_free(struct trainer *t) {
         optimizer_free(&t->optimizer);
         gpt_free(&t->gpt);
     }
+    pipeline_free(&t->pipeline);
+    if (t->mesh.world) mesh_free(&t->mesh);
     loader_close(&t->train);
     loader_close(&t->validation);
     free(t->tokens);
@@ -138,7 +149,7 @@ struct run_facts trainer_facts(const struct trainer *t) {
         .threads = t->threads.threads,
         .vocab = t->gpt.config.vocab,
         .buckets = t->reducer.engine->buckets,
-        .parameters = t->gpt.table.parameters,
+        .parameters = gpt_parameters(&t->gpt.config),
         .train_tokens = t->train.tokens,
         .validation_tokens = t->validation.tokens,
         .peak_flops = t->peak_flops,
@@ -151,20 +162,15 @@ struct run_facts trainer_facts(const struct trainer *t) {
 
 void trainer_read_batch(struct trainer *t, int64_t step) {
     t->step_started = clock_seconds();
-    const int64_t T = t->options->context, first = step * t->options->batch_size + t->comm->rank * t->share;
+    const int64_t T = t->options->context,
+                  first = step * t->options->batch_size + t->mesh.data_rank * t->share;
     for (int64_t i = 0; i < t->share; i++)
         loader_read(&t->train, loader_window(&t->train, first + i), t->tokens + i * T, t->targets + i * T);
     t->data_ms = 1e3 * (clock_seconds() - t->step_started);
 }
 
-/* What has become final loses the loss scale before anything else looks at it. */
 static void gradients_ready(void *context, int64_t elements) {
-    const struct trainer *t = context;
-    struct bucket_engine *engine = t->reducer.engine;
-    const struct tensor fresh = tensor_slice(t->gpt.gradient, engine->ready, elements - engine->ready);
-    if (t->loss_scale.scale != 1)
-        t->device->cast(t->gpt.stream, fresh, fresh, (float)(1 / t->loss_scale.scale));
-    bucket_engine_mark_ready(engine, elements);
+    reducer_mark_ready(context, elements);
 }
 
 static double milliseconds_since(double *mark) {
@@ -175,43 +181,27 @@ static double milliseconds_since(double *mark) {
 
 /* All micro-batches, forward and backward; loss and accuracy come out as this rank's part of the global mean. */
 static void run_micro_batches(struct trainer *t, int64_t step, struct step_record *r) {
-    const int64_t T = t->options->context, batch_tokens = t->options->batch_size * T;
-    for (int64_t first = 0; first < t->share; first += t->micro_batch) {
-        const bool last = first + t->micro_batch == t->share;
-        const struct gpt_batch batch = {.tokens = t->tokens + first * T,
-                                        .targets = t->targets + first * T,
-                                        .sequences = t->micro_batch,
-                                        .positions = T,
-                                        .training = true,
-                                        .seed = (uint64_t)t->options->seed,
-                                        .step = step,
-                                        .first_sequence = t->comm->rank * t->share + first};
-        const struct gpt_backward_plan plan = {.scale = (float)t->loss_scale.scale / (float)batch_tokens,
-                                               .accumulate = first > 0,
-                                               .ready = last ? gradients_ready : NULL,
-                                               .context = t};
-        double mark = clock_seconds();
-        gpt_forward(&t->gpt, &batch);
-        r->forward_ms += milliseconds_since(&mark);
-        /* Steps that were skipped are none to a compressor: what was due in one is due again. */
-        if (last) bucket_engine_begin(t->reducer.engine, t->reducer.updates);
-        const struct gpt_loss part = gpt_backward(&t->gpt, &batch, &plan);
-        r->backward_ms += milliseconds_since(&mark);
-        r->loss += part.loss / (double)batch_tokens;
-        r->accuracy += part.correct / (double)batch_tokens;
-    }
-}
-
-/* Whether every gradient of this rank was finite. */
-static bool finish_reduction(struct trainer *t, struct step_record *r) {
-    struct bucket_stats stats;
-    bucket_engine_finish(t->reducer.engine, &stats);
-    r->comm_ms = stats.comm_ms;
-    r->comm_exposed_ms = stats.exposed_ms;
-    r->compress_ms = stats.compress_ms;
-    r->bytes_sent = (double)stats.bytes_sent;
-    r->bytes_dense = (double)stats.bytes_dense;
-    return stats.finite;
+    const double tokens = (double)(t->options->batch_size * t->options->context);
+    const struct pipeline_job job = {
+        .share = {.tokens = t->tokens,
+                  .targets = t->targets,
+                  .sequences = t->share,
+                  .positions = t->options->context,
+                  .training = true,
+                  .seed = (uint64_t)t->options->seed,
+                  .step = step,
+                  .first_sequence = t->mesh.data_rank * t->share},
+        .scale = (float)t->loss_scale.scale / (float)tokens,
+        .ready = gradients_ready,
+        .context = &t->reducer,
+    };
+    reducer_begin(&t->reducer, t->loss_scale.scale);
+    const struct pipeline_result result = pipeline_train(&t->pipeline, &job);
+    r->loss = result.sums.loss / tokens;
+    r->accuracy = result.sums.correct / tokens;
+    r->forward_ms = result.forward_ms;
+    r->backward_ms = result.backward_ms;
+    r->bubble_ms = result.bubble_ms;
 }
 
 /* The slowest rank's times, and what follows from them. */
@@ -232,12 +222,13 @@ struct step_outcome trainer_step(struct trainer *t, int64_t step, struct step_vo
     struct step_outcome outcome = {0};
     struct step_record *r = &outcome.record;
     run_micro_batches(t, step, r);
-    const bool finite = finish_reduction(t, r);
+    const bool finite = reducer_finish(&t->reducer, r);
 
-    double mark = clock_seconds();
+    double mark = clock_seconds(), waited_ms = 0;
     r->lr = lr_schedule_rate(&t->schedule, step);
     r->interval = reducer_interval(&t->reducer, step);
-    r->grad_norm = reducer_gradient_norm(&t->reducer, &t->gpt);
+    r->grad_norm = reducer_gradient_norm(&t->reducer, &waited_ms);
+    r->bubble_ms += waited_ms;
     double votes[] = {!finite || !isfinite(r->loss) || !isfinite(r->grad_norm), wish.stop, wish.save,
                       wish.written};
     step_record_reduce(r, t->comm, REDUCE_SUM, votes, 4);
@@ -246,31 +237,42 @@ struct step_outcome trainer_step(struct trainer *t, int64_t step, struct step_vo
     r->loss_scale = t->loss_scale.scale;
     outcome.verdict = loss_scale_judge(&t->loss_scale, votes[0] == 0, isfinite(r->loss));
     r->skipped = outcome.verdict == STEP_SKIPPED;
-    bucket_engine_commit(t->reducer.engine, outcome.verdict == STEP_ACCEPTED);
+    reducer_commit(&t->reducer, outcome.verdict == STEP_ACCEPTED);
     if (outcome.verdict == STEP_ACCEPTED)
         reducer_update(&t->reducer, &t->optimizer, &t->gpt, r->lr, r->grad_norm);
-    r->optimizer_ms = milliseconds_since(&mark);
+    r->optimizer_ms = milliseconds_since(&mark) - waited_ms;
     finish_record(t, r);
     reducer_tune(&t->reducer, step);
     return outcome;
 }
 
-void trainer_check_ranks(struct trainer *t, int64_t step) {
-    const size_t count = (size_t)t->gpt.table.elements;
-    uint32_t *bits = memory_alloc(sizeof *bits * count);
-    t->device->copy_out(t->gpt.stream, bits, t->gpt.weight);
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a over words */
-    for (size_t i = 0; i < count; i++) hash = (hash ^ bits[i]) * 0x100000001b3u;
+/* FNV-1a over the words of a part of the weights, as what a double carries. */
+static double hash_weights(const struct trainer *t, int64_t first, int64_t end) {
+    uint32_t *bits = memory_alloc(sizeof *bits * (size_t)(end - first));
+    t->device->copy_out(t->gpt.stream, bits, tensor_slice(t->gpt.weight, first, end - first));
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int64_t i = 0; i < end - first; i++) hash = (hash ^ bits[i]) * 0x100000001b3u;
     free(bits);
-    double low = (double)(hash >> 11), high = low; /* what a double carries */
-    comm_reduce(t->comm, &low, 1, REDUCE_MIN);
-    comm_reduce(t->comm, &high, 1, REDUCE_MAX);
-    CHECK(low == high,
-          "after step %lld the ranks do not hold the same weights; this is a bug in tandem or in the machine",
-          (long long)step + 1);
+    return (double)(hash >> 11);
+}
+
+static void check_same(struct comm *comm, double hash, int64_t step, const char *what) {
+    double low = hash, high = hash;
+    comm_reduce(comm, &low, 1, REDUCE_MIN);
+    comm_reduce(comm, &high, 1, REDUCE_MAX);
+    CHECK(low == high, "after step %lld %s; this is a bug in tandem or in the machine", (long long)step + 1,
+          what);
+}
+
+void trainer_check_ranks(struct trainer *t, int64_t step) {
+    const int64_t elements = t->gpt.table.elements;
+    check_same(t->mesh.data, hash_weights(t, 0, elements), step, "the ranks do not hold the same weights");
+    if (t->gpt.table.shares_embedding)
+        check_same(t->mesh.embedding, hash_weights(t, t->reducer.own, elements), step,
+                   "the first and the last stage do not hold the same embedding");
 }
 
 struct eval_record trainer_evaluate(struct trainer *t, int64_t step) {
-    return evaluate(&t->gpt, &t->validation, t->comm, t->options->eval_batches * t->options->batch_size,
-                    t->micro_batch, step);
+    return evaluate(&t->pipeline, &t->validation, &t->mesh, t->options->eval_batches * t->options->batch_size,
+                    step);
 }

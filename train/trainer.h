@@ -7,22 +7,26 @@
 #include "train/lr_schedule.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
+#include "train/pipeline.h"
 #include "train/reducer.h"
 #include "train/threads.h"
 
 struct trainer {
     const struct options *options;
-    struct comm *comm;
+    struct comm *comm; /* all ranks */
+    struct mesh mesh;
     const struct device *device;
     struct thread_plan threads;
     struct loader train, validation;
-    struct gpt gpt;
+    struct pipeline pipeline;
+    struct gpt gpt; /* of this rank's stage */
     struct optimizer optimizer;
     struct reducer reducer;
     struct lr_schedule schedule;
     struct loss_scale loss_scale;
-    int64_t share, micro_batch; /* sequences of the global batch that are this rank's; and of those at once */
-    int32_t *tokens, *targets;  /* [share * context] */
+    int64_t share,
+        micro_batch; /* sequences of the global batch that are this replica's; and of those at once */
+    int32_t *tokens, *targets;    /* [share * context] */
     double step_started, data_ms; /* of the step under way */
     double peak_flops;            /* of this rank, measured */
 };
@@ -49,14 +53,15 @@ struct step_outcome {
     enum step_verdict verdict; /* accepted, or something was not finite: then no weight has been touched */
 };
 
-/* Reads this rank's share of the global batch of a step (from 0) into tokens and targets. Not collective. */
+/* Reads this replica's share of the global batch of a step (from 0) into tokens and targets. Not collective. */
 void trainer_read_batch(struct trainer *trainer, int64_t step);
 
 /* Step number `step` on the batch that lies in tokens and targets: micro-batches forward and backward, reduction
  * overlapped with the last one, clipping, update. Same outcome on all ranks. Collective. */
 struct step_outcome trainer_step(struct trainer *trainer, int64_t step, struct step_votes votes);
 
-/* Ends the job unless all ranks hold the same weights, bit for bit. Collective. */
+/* Ends the job unless all ranks of a stage hold the same weights, bit for bit, and so do the two stages that share the token
+ * embedding. Collective. */
 void trainer_check_ranks(struct trainer *trainer, int64_t step);
 
 /* Evaluates on --eval-batches validation batches. Collective. */

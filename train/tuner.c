@@ -57,7 +57,7 @@ void tuner_visit(struct tuner *t, kept_take *take, void *context) {
         {.name = "tuner_comm", .type = NUMBER_REAL, .number = t->comm, .count = TUNER_SAMPLES},
         {.name = "tuner_window", .type = NUMBER_REAL, .number = t->window, .count = TUNER_SAMPLES},
         {.name = "tuner_interval", .type = NUMBER_WHOLE, .number = &t->interval, .count = 1},
-        {.name = "tuner_bucket_elements", .type = NUMBER_WHOLE, .number = &t->bucket_elements, .count = 1},
+        {.name = "tuner_units", .type = NUMBER_WHOLE, .number = &t->units, .count = 1},
         {.name = "tuner_comm_ms", .type = NUMBER_REAL, .number = &t->comm_ms, .count = 1},
         {.name = "tuner_window_ms", .type = NUMBER_REAL, .number = &t->window_ms, .count = 1},
     };
@@ -82,32 +82,37 @@ static double median(const double *values) {
     return sorted[TUNER_SAMPLES / 2];
 }
 
-/* Equal buckets, a multiple of the interval of them, each taking about unit_share of the window. */
-static int64_t decide_bucket(const struct tuner *t, int64_t total) {
-    const double wanted = (double)total * unit_share * t->window_ms / fmax(t->comm_ms, 1e-6);
-    const int64_t least = total / UNITS_MAX > BUCKET_MIN ? total / UNITS_MAX : BUCKET_MIN;
-    const int64_t unit = wanted > (double)least ? (int64_t)fmin(wanted, (double)total) : least;
-    const int64_t rounds = (total + unit * t->interval - 1) / (unit * t->interval);
-    return (total + rounds * t->interval - 1) / (rounds * t->interval);
+/* Equal units of `total` elements, a multiple of the interval of them, each taking about unit_share of the window. */
+static int64_t decide_units(const struct tuner *t, double total) {
+    const double wanted = total * unit_share * t->window_ms / fmax(t->comm_ms, 1e-6);
+    const double least = fmax(total / UNITS_MAX, BUCKET_MIN);
+    const double unit = fmin(fmax(wanted, least), total);
+    return t->interval * (int64_t)ceil(total / (unit * (double)t->interval));
 }
 
-static bool decide(struct tuner *t, struct bucket_engine *engine, int64_t step) {
+static void decide(struct tuner *t, double total, int64_t step) {
     t->comm_ms = median(t->comm);
     t->window_ms = median(t->window);
     const int64_t before = t->next == TUNER_WARMUP ? 0 : t->interval;
     t->interval = tuner_decide(t->comm_ms, t->window_ms, before);
-    t->bucket_elements = t->interval > 1 ? decide_bucket(t, tensor_count(engine->gradient)) : 0;
+    t->units = t->interval > 1 ? decide_units(t, total) : 0;
     t->measuring = false;
     t->samples = 0;
     t->next = t->retune > 0 ? step + 1 + t->retune : TUNER_NEVER;
-    return true;
 }
 
-bool tuner_observe(struct tuner *t, struct bucket_engine *engine, int64_t step) {
+bool tuner_observe(struct tuner *t, struct bucket_engine *engine, struct comm *world, int64_t step) {
     if (!t->active || step + 1 < t->next) return false;
     /* This step was still one of the old plan, or the first of the measurement: the next one is dense. */
     if (!t->measuring) return t->measuring = true;
-    t->comm[t->samples] = true_communication_ms(engine);
-    t->window[t->samples++] = hiding_window_ms(engine);
-    return t->samples == TUNER_SAMPLES && decide(t, engine, step);
+    const double comm = true_communication_ms(engine);
+    double longest = comm, decisive[2] = {hiding_window_ms(engine), (double)tensor_count(engine->gradient)};
+    comm_reduce(world, &longest, 1, REDUCE_MAX);
+    if (comm < longest) decisive[0] = decisive[1] = INFINITY;
+    comm_reduce(world, decisive, 2, REDUCE_MIN);
+    t->comm[t->samples] = longest;
+    t->window[t->samples++] = decisive[0];
+    if (t->samples < TUNER_SAMPLES) return false;
+    decide(t, decisive[1], step);
+    return true;
 }

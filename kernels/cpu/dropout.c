@@ -50,15 +50,16 @@ void cpu_dropout_apply(struct stream *s, struct tensor y, struct tensor x, struc
     wide_finish(&wide);
 }
 
-void cpu_residual_add(struct stream *s, struct tensor y, struct tensor delta, struct dropout drop) {
+void cpu_residual_add(struct stream *s, struct tensor sum, struct tensor x, struct tensor delta,
+                      struct dropout drop) {
     (void)s;
     struct wide wide = {0};
     delta = wide_read(&wide, delta);
-    const int64_t rows = tensor_rows(y), columns = tensor_columns(y);
-    float *out = tensor_f32(y);
-    const float *added = cpu_matrix(delta, rows, columns);
+    const int64_t rows = tensor_rows(x), columns = tensor_columns(x);
+    float *out = cpu_matrix(sum, rows, columns);
+    const float *in = tensor_f32(x), *added = cpu_matrix(delta, rows, columns);
 #pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_MINIMUM)
     for (int64_t i = 0; i < rows; i++)
-        cpu_residual_row(out + i * columns, out + i * columns, added + i * columns, columns, &drop, i);
+        cpu_residual_row(out + i * columns, in + i * columns, added + i * columns, columns, &drop, i);
     wide_finish(&wide);
 }
