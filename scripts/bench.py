@@ -2,7 +2,7 @@
 """Measures what docs/benchmarks.md reports: each figure beside its ceiling or its peer, taken in the same run.
 
     make bench                                   everything that this machine allows
-    scripts/bench.py [--only NAME ...] [--out FILE]    NAME: model-a tiny gpt2 ranks link covap ddp accuracy
+    scripts/bench.py [--only NAME ...] [--out FILE]    NAME: model-a tiny gpt2 ranks pipeline checkpoint link covap ddp accuracy
                      [--text FILE]               text for the accuracy figure (default: get_data.sh shakespeare)
 
 Ceilings are measured before and after each figure and the mean of both is taken, since other work on the machine makes
@@ -66,6 +66,10 @@ def steps_of(run_dir):
 
 def median(records, field):
     return statistics.median(r[field] for r in records)
+
+
+def mean(records, field):
+    return statistics.mean(r[field] for r in records)
 
 
 def train(model, steps, launcher, threads, batch, *more):
@@ -152,14 +156,37 @@ def bench_ranks():
 def bench_pipeline():
     """Two stages on two cores against one rank on one, both with the model-a batch in eight micro-batches; rounds alternate."""
     mpirun, m, p = ROOT / "scripts/mpirun.sh", 8, 2
-    alone, stages = [], []
+    alone, stages = [], {"1f1b": [], "zb-h1": []}
     for _ in range(2):
         alone += train("model-a", 8, [mpirun, "-np", 1], 1, 8, "--micro-batch", 1)
-        stages += train("model-a", 8, [mpirun, "-np", p], 1, 8, "--micro-batch", 1, "--pp", p)
-    one, two = median(alone, "step_ms"), median(stages, "step_ms")
-    ideal = one / p * (m + p - 1) / m
-    report("model-a, 2 stages on 2 cores, 8 micro-batches", f"{two:.0f} ms, bubble {median(stages, 'bubble_ms'):.0f} ms",
-           f"half of one rank's {one:.0f} ms, and 1F1B's bubble: {ideal:.0f} ms", f"{two / ideal:.2f} x", "<= 1.10 x")
+        for schedule, records in stages.items():
+            records += train("model-a", 8, [mpirun, "-np", p], 1, 8, "--micro-batch", 1, "--pp", p, "--schedule", schedule)
+    one = median(alone, "step_ms")
+    for schedule, records in stages.items():
+        plan = run([BUILD / "tandem", "plan", "--show-schedule", "--pp", p, "--micro-batches", m, "--schedule", schedule])
+        bubble = float(re.search(r"bubble +([\d.]+) %", plan).group(1)) / 100
+        step, ideal = median(records, "step_ms"), one / p / (1 - bubble)
+        report(f"model-a, 2 stages on 2 cores, 8 micro-batches, {schedule}",
+               f"{step:.0f} ms, waiting {median(records, 'bubble_ms'):.0f} ms = {100 * median(records, 'bubble_ms') / step:.1f} %",
+               f"bubble by the schedule {100 * bubble:.1f} %; half of one rank's {one:.0f} ms with it {ideal:.0f} ms",
+               f"{step / ideal:.2f} x", "<= 1.10 x")
+
+
+def bench_checkpoint():
+    """GPT-2 124M: what writing checkpoints in the background, one after the other, costs the steps meanwhile."""
+    threads, steps, every = os.cpu_count(), 26, 6
+    with_it, without, pauses = [], [], []
+    for _ in range(2):
+        for records, more in ((without, []), (with_it, ["--checkpoint-every", every, "--keep", 1])):
+            started = time.time()
+            records += train("gpt2", steps, pinned(threads), threads, 4, *more)
+            pauses.append(time.time() - started)
+    ours, floor = mean(with_it, "step_ms"), mean(without, "step_ms")
+    checkpoints = (steps - 1) // every
+    report(f"gpt2, a checkpoint every {every} steps in the background", f"{ours:.0f} ms a step (mean)", f"without: {floor:.0f} ms",
+           f"{100 * (ours / floor - 1):+.1f} %", "< 5 %")
+    report("  the whole run", f"{pauses[1] + pauses[3]:.0f} s", f"{pauses[0] + pauses[2]:.0f} s",
+           f"{(pauses[1] + pauses[3] - pauses[0] - pauses[2]) / (2 * checkpoints):+.2f} s a checkpoint", "")
 
 
 def needs_root():
@@ -204,42 +231,46 @@ def on_hosts(hosts, rate, steps, sequences, *more):
 PARTS = ("forward_ms", "backward_ms", "comm_exposed_ms", "optimizer_ms")
 
 
-def mean(records, field):
-    return statistics.mean(r[field] for r in records)
-
-
 def parts(records):
     return ", ".join(f"{f[:-3].replace('comm_', '')} {mean(records, f):.0f}" for f in PARTS)
 
 
 def no_communication(hosts, sequences):
     """The same ranks side by side, each for itself. A step takes as long as the slowest rank's, as it would on a perfect network."""
-    return on_hosts(hosts, 1000, 14, sequences, "--comm", "self")
+    return on_hosts(hosts, 1000, 10, sequences, "--comm", "self")
 
 
-def covap_on_hosts(hosts, rate, sequences):
-    """Whole intervals after the dense steps in which --interval auto decides."""
-    records = on_hosts(hosts, rate, 36, sequences, "--compress", "covap", "--retune", 0)
-    interval = int(records[-1]["interval"])
-    return interval, records[-(len(records) - 12) // interval * interval:]
+def tune_on_hosts(hosts, rate, sequences):
+    """What --interval auto decides, as options that say so from the start."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = " ".join(str(word) for word in [*train_options("model-a", 11), "--threads", 1, "--batch-size", sequences * hosts])
+        text = cluster(hosts, rate, ["bash", "-c", f"cd {ROOT} && exec {BUILD}/tandem train {options} --compress covap --run-dir {folder} 2>&1"])
+    interval, mib = re.search(r"interval (\d+), \d+ units of about ([\d.]+) MiB", text).groups()
+    return int(interval), ["--compress", "covap", "--interval", interval, "--bucket-mib", mib, "--compress-start", 1]
+
+
+def alternate(hosts, rate, sequences, rounds):
+    """COVAP as --interval auto sets it, and the same ranks without communication, in turn: the machine's speed drifts."""
+    alone, covap = [], []
+    interval, options = tune_on_hosts(hosts, rate, sequences)
+    for _ in range(rounds):
+        alone += no_communication(hosts, sequences)
+        covap += on_hosts(hosts, rate, 3 + max(1, 9 // interval) * interval, sequences, *options)[1:]
+    return interval, alone, covap
 
 
 def bench_covap():
     """COVAP on slow links against the same ranks without any communication and against dense overlapped reductions. The rate is
-    what makes the dense reductions take 2 and 4 times the backward pass; runs alternate."""
+    what makes the dense reductions take 2 and 4 times the backward pass."""
     if needs_root():
         return
     for hosts in (2, 4):
         megabits = 2 * (hosts - 1) / hosts * 43.4 * 8
-        alone = no_communication(hosts, 4)
+        backward = mean(no_communication(hosts, 4), "backward_ms")
         for ratio in (2, 4):
-            rate = megabits / (ratio * mean(alone, "backward_ms")) * 1e3
+            rate = megabits / (ratio * backward) * 1e3
             dense = on_hosts(hosts, rate, 8, 4)
-            covap = []
-            for _ in range(2):
-                interval, records = covap_on_hosts(hosts, rate, 4)
-                covap += records
-                alone += no_communication(hosts, 4)
+            interval, alone, covap = alternate(hosts, rate, 4, 4)
             name, floor = f"{hosts} hosts, {rate:.0f} Mbit/s", mean(alone, "step_ms")
             report(f"{name}: no communication", f"{floor:.0f} ms", parts(alone), "", "")
             report(f"{name}: dense, overlapped", f"{mean(dense, 'step_ms'):.0f} ms, communication {mean(dense, 'comm_ms'):.0f} ms",
@@ -265,10 +296,9 @@ def bench_ddp():
     alone = peer(1000)
     for rate, hook in ((1000, "none"), (1000, "powersgd"), (1000, "fp16"), (250, "none")):
         line(f"PyTorch DDP, gloo, {rate} Mbit/s, {hook}", peer(rate, hook), alone)
-    ours = no_communication(2, 8)
     dense = {rate: on_hosts(2, rate, 9, 8) for rate in (1000, 250)}
-    interval, covap = covap_on_hosts(2, 250, 8)
-    floor = mean(ours + no_communication(2, 8), "step_ms")
+    interval, ours, covap = alternate(2, 250, 8, 2)
+    floor = mean(ours, "step_ms")
     for rate in (1000, 250):
         step, under_way = mean(dense[rate], "step_ms"), mean(dense[rate], "comm_ms")
         line(f"tandem, {rate} Mbit/s, dense: {100 * (1 - (step - floor) / under_way):.0f} % of {under_way:.0f} ms hidden", step, floor,
@@ -300,7 +330,7 @@ def bench_accuracy(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=["model-a", "tiny", "gpt2", "ranks", "pipeline", "link", "covap", "ddp", "accuracy"])
+    parser.add_argument("--only", nargs="+", default=["model-a", "tiny", "gpt2", "ranks", "pipeline", "checkpoint", "link", "covap", "ddp", "accuracy"])
     parser.add_argument("--out")
     parser.add_argument("--text")
     a = parser.parse_args()
@@ -326,6 +356,8 @@ def main():
             bench_ranks()
         elif name == "pipeline" and cores > 1:
             bench_pipeline()
+        elif name == "checkpoint":
+            bench_checkpoint()
         elif name == "link":
             bench_link()
         elif name == "covap":
