@@ -6,10 +6,6 @@
 
 #include "model/block.h"
 
-static int64_t minimum(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 static struct tensor weight_of(const struct gpt *g, enum param_kind kind) {
     return param_view(param_find(&g->table, kind, -1), g->weight);
 }
