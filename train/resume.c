@@ -64,10 +64,7 @@ static cJSON *read_manifest(const char *checkpoint, struct error *e) {
 /* All ranks must have found the same. Collective. */
 static int agree_on_checkpoint(struct comm *comm, const cJSON *m, struct error *e) {
     const char *seal = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(m, "crc32"));
-    double low = m ? (double)strtoul(seal, NULL, 16) : -1, high = low;
-    comm_reduce(comm, &low, 1, REDUCE_MIN);
-    comm_reduce(comm, &high, 1, REDUCE_MAX);
-    if (low == high) return 0;
+    if (comm_same(comm, m ? (double)strtoul(seal, NULL, 16) : -1)) return 0;
     return error_set(
         e, "the ranks find different checkpoints to resume from; expected a folder that all hosts share");
 }
