@@ -137,7 +137,7 @@ static void share_sums(struct checkpointer *c) {
 
 static void list_files(struct checkpointer *c) {
     manifest_add_file(c->manifest, "config.json", &c->config);
-    if (c->snapshot.stages > 1) manifest_add_file(c->manifest, "model.safetensors.index.json", &c->index);
+    if (c->snapshot.stages > 1) manifest_add_file(c->manifest, MODEL_INDEX, &c->index);
     for (int i = 0; i < c->snapshot.files; i++) {
         char name[SNAPSHOT_FILE_NAME];
         snapshot_name_file(i, c->snapshot.stages, name);
