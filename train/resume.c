@@ -46,8 +46,8 @@ static bool lies_in_run_dir(const char *checkpoint, const char *run_dir) {
 }
 
 static cJSON *read_manifest(const char *checkpoint, struct error *e) {
-    char path[CHECKPOINT_PATH + 20];
-    snprintf(path, sizeof path, "%s/training.json", checkpoint);
+    char path[MANIFEST_PATH];
+    manifest_path(path, checkpoint);
     if (access(path, F_OK) != 0) {
         error_set(e,
                   "'%s' holds a model, but no training.json: nothing to go on from; expected a checkpoint "
