@@ -106,7 +106,7 @@ int checkpointer_begin(struct checkpointer *c, int64_t step, struct error *e) {
     c->step = step;
     c->phase = CHECKPOINTER_FILES;
     c->config = c->index = (struct file_sum){0};
-    reducer_gather(&c->trainer->reducer);
+    reducer_gather_norms(&c->trainer->reducer);
     snapshot_take(&c->snapshot, c->trainer);
     if (leads(c)) {
         cJSON_Delete(c->manifest);

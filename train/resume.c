@@ -171,9 +171,9 @@ static void load_numbers(struct loading *l, int64_t step) {
     state_visit_switched_numbers(t, manifest_load_number, &switched);
     if (tuner->active && !l->same_ranks) tuner_measure_anew(tuner, step);
     if (tuner->active) reducer_replan(&t->reducer, step);
-    reducer_gather(&t->reducer);
+    reducer_gather_norms(&t->reducer);
     state_visit_numbers(t, manifest_load_number, &numbers);
-    reducer_scatter(&t->reducer);
+    reducer_scatter_norms(&t->reducer);
     l->reset += numbers.missing;
 }
 
