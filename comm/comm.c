@@ -133,6 +133,12 @@ void comm_barrier(struct comm *comm) {
     free(all);
 }
 
+bool comm_same(struct comm *comm, double value) {
+    double range[] = {value, -value};
+    comm_reduce(comm, range, 2, REDUCE_MAX);
+    return range[0] == -range[1];
+}
+
 int comm_agree(struct comm *comm, int status, struct error *e) {
     double first = status ? comm->rank : comm->size;
     comm_reduce(comm, &first, 1, REDUCE_MIN);

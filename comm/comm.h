@@ -95,6 +95,9 @@ bool comm_done(struct comm *comm, struct work *work);
 void comm_reduce(struct comm *comm, double *values, int count, enum reduction reduction);
 void comm_barrier(struct comm *comm);
 
+/* Whether all ranks have the same value. Collective. */
+bool comm_same(struct comm *comm, double value);
+
 /* All ranks learn whether any failed: returns 0 if status is 0 everywhere, else -1 on every rank, with the message of
  * the lowest rank that failed in e. Collective. */
 int comm_agree(struct comm *comm, int status, struct error *e);

@@ -17,10 +17,6 @@ static void list_add(struct list *l, int64_t offset, int64_t count, int unit) {
     l->cut[l->count++] = (struct cut){offset, count, unit};
 }
 
-static int64_t minimum(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 /* Where the bucket that begins at `from` ends. */
 static int64_t bucket_end(const struct bucket_plan *plan, bool whole, int64_t from, int64_t total) {
     const int64_t end = minimum(total, from + (from == 0 ? plan->first_elements : plan->bucket_elements));

@@ -18,7 +18,7 @@ void queue_open(struct queue *queue, void *(*body)(void *context), void *context
     pthread_cond_init(&queue->completed, &monotonic);
     pthread_condattr_destroy(&monotonic);
 
-    /* Signals are for the thread that computes: it is the one that looks at their flags. */
+    /* This thread begins before the one that takes signals (train/signals.h), and none may interrupt MPI. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

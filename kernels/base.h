@@ -1,4 +1,4 @@
-/* What every room uses: failures in two tiers, diagnostics, the clock.
+/* What every room uses: failures in two tiers, diagnostics, the clock, memory, the smaller of two.
  *
  * Tier one, a broken invariant or a failed system call: CHECK ends the whole job.
  * Tier two, a bad file, option or value: the function returns -1 and fills a struct error, and its caller
@@ -50,6 +50,15 @@ void log_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Seconds on the monotonic clock. */
 double clock_seconds(void);
+
+/* Of whole numbers; those of reals are fmin and fmax. */
+static inline int64_t minimum(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static inline int64_t maximum(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
 
 /* malloc that does not return NULL (tier one). Free with free(). */
 void *memory_alloc(size_t bytes);

@@ -14,8 +14,14 @@ struct dropout block_dropout(const struct gpt *gpt, const struct gpt_batch *batc
 struct gpt_activations *block_set(const struct gpt *gpt, const struct gpt_batch *batch);
 struct block_activations *block_activations(const struct gpt *gpt, const struct gpt_batch *batch, int layer);
 
-/* A parameter as the block's operations take it: rounded to gpt_config.precision where it is part of a product. */
+/* A parameter as operations take it: rounded to gpt_config.precision where it is part of a product; and its gradient. layer -1:
+ * one outside the blocks. */
 struct tensor block_weight(const struct gpt *gpt, enum param_kind kind, int layer);
+struct tensor block_gradient(const struct gpt *gpt, enum param_kind kind, int layer);
+
+/* The rows of a buffer that the batch has: (B T,C), and as (B,T,C). */
+struct tensor block_rows(struct tensor buffer, const struct gpt_batch *batch);
+struct tensor block_sequences(struct tensor buffer, const struct gpt_batch *batch);
 
 /* From the block's ln1 (the caller's) up to the MLP's branch in gpt->delta, which the caller adds to its mid. */
 void block_forward(struct gpt *gpt, const struct gpt_batch *batch, int layer);

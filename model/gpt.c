@@ -6,18 +6,6 @@
 
 #include "model/block.h"
 
-static int64_t minimum(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
-static struct tensor weight_of(const struct gpt *g, enum param_kind kind) {
-    return param_view(param_find(&g->table, kind, -1), g->weight);
-}
-
-static struct tensor gradient_of(const struct gpt *g, enum param_kind kind) {
-    return param_view(param_find(&g->table, kind, -1), g->gradient);
-}
-
 static enum param_kind head_kind(const struct gpt *g) {
     return g->config.tied ? PARAM_WTE : PARAM_HEAD;
 }
@@ -27,13 +15,9 @@ static struct tensor head_weight(const struct gpt *g) {
     return param_view(param_find(&g->table, head_kind(g), -1), g->rounded);
 }
 
-/* (B,T) or (B,T,C) views of the first rows of a buffer. */
+/* (B,T) view of the first rows of a buffer. */
 static struct tensor view_tokens(struct tensor t, const struct gpt_batch *b) {
     return tensor_of(t.data, t.dtype, b->sequences, b->positions);
-}
-
-static struct tensor view_sequences(struct tensor t, const struct gpt_batch *b) {
-    return tensor_of(t.data, t.dtype, b->sequences, b->positions, tensor_columns(t));
 }
 
 static void check_rows(const struct gpt *g, const struct gpt_batch *b) {
@@ -43,10 +27,6 @@ static void check_rows(const struct gpt *g, const struct gpt_batch *b) {
           (long long)b->positions, (long long)g->max_rows, g->config.context);
 }
 
-static struct tensor batch_rows_of(struct tensor t, const struct gpt_batch *b) {
-    return tensor_slice(t, 0, b->sequences * b->positions);
-}
-
 /* Where a chunk's forward pass reads the residual stream. */
 static struct tensor *stream_in(const struct gpt *g, const struct gpt_batch *b) {
     struct gpt_activations *kept = block_set(g, b);
@@ -54,15 +34,15 @@ static struct tensor *stream_in(const struct gpt *g, const struct gpt_batch *b) 
 }
 
 struct tensor gpt_input(const struct gpt *g, const struct gpt_batch *b) {
-    return batch_rows_of(g->incoming[b->chunk][b->input], b);
+    return block_rows(g->incoming[b->chunk][b->input], b);
 }
 
 struct tensor gpt_output(const struct gpt *g, const struct gpt_batch *b) {
-    return batch_rows_of(block_set(g, b)->x_out, b);
+    return block_rows(block_set(g, b)->x_out, b);
 }
 
 struct tensor gpt_boundary_gradient(const struct gpt *g, const struct gpt_batch *b) {
-    return batch_rows_of(block_set(g, b)->dx, b);
+    return block_rows(block_set(g, b)->dx, b);
 }
 
 /* The chunk's input: computed from the tokens, or what has arrived, which trades places with what the set held before. */
@@ -70,9 +50,9 @@ static void begin_stream(struct gpt *g, const struct gpt_batch *b) {
     struct gpt_activations *kept = block_set(g, b);
     struct tensor *x = stream_in(g, b), *incoming;
     if (g->chunk[b->chunk].embedding) {
-        g->device->copy_in(g->stream, batch_rows_of(kept->tokens, b), b->tokens);
-        g->device->embedding_forward(g->stream, view_sequences(*x, b), view_tokens(kept->tokens, b),
-                                     weight_of(g, PARAM_WTE), weight_of(g, PARAM_WPE),
+        g->device->copy_in(g->stream, block_rows(kept->tokens, b), b->tokens);
+        g->device->embedding_forward(g->stream, block_sequences(*x, b), view_tokens(kept->tokens, b),
+                                     block_weight(g, PARAM_WTE, -1), block_weight(g, PARAM_WPE, -1),
                                      block_dropout(g, b, DROPOUT_EMBEDDING, 0));
         return;
     }
@@ -89,19 +69,17 @@ static void end_block(struct gpt *g, const struct gpt_batch *b, int l) {
     struct gpt_activations *kept = block_set(g, b);
     const bool last = l + 1 == chunk->first_layer + chunk->layers;
     const struct dropout drop = block_dropout(g, b, DROPOUT_MLP, l);
-    const struct tensor mid = batch_rows_of(block_activations(g, b, l)->mid, b),
-                        delta = batch_rows_of(g->delta, b);
+    const struct tensor mid = block_rows(block_activations(g, b, l)->mid, b), delta = block_rows(g->delta, b);
     if (last && !chunk->head) {
-        g->device->residual_add(g->stream, batch_rows_of(kept->x_out, b), mid, delta, drop);
+        g->device->residual_add(g->stream, block_rows(kept->x_out, b), mid, delta, drop);
         return;
     }
     const struct block_activations *next = last ? NULL : block_activations(g, b, l + 1);
     g->device->residual_layernorm_forward(
-        g->stream, batch_rows_of(last ? kept->x_out : next->x, b),
-        batch_rows_of(last ? kept->ln_f : next->ln1, b),
-        batch_rows_of(last ? kept->stats_f : next->stats1, b), mid, delta,
-        last ? weight_of(g, PARAM_LN_F_W) : block_weight(g, PARAM_LN_1_W, l + 1),
-        last ? weight_of(g, PARAM_LN_F_B) : block_weight(g, PARAM_LN_1_B, l + 1), drop);
+        g->stream, block_rows(last ? kept->x_out : next->x, b), block_rows(last ? kept->ln_f : next->ln1, b),
+        block_rows(last ? kept->stats_f : next->stats1, b), mid, delta,
+        last ? block_weight(g, PARAM_LN_F_W, -1) : block_weight(g, PARAM_LN_1_W, l + 1),
+        last ? block_weight(g, PARAM_LN_F_B, -1) : block_weight(g, PARAM_LN_1_B, l + 1), drop);
 }
 
 void gpt_forward(struct gpt *g, const struct gpt_batch *b) {
@@ -110,15 +88,15 @@ void gpt_forward(struct gpt *g, const struct gpt_batch *b) {
     struct gpt_activations *kept = block_set(g, b);
     check_rows(g, b);
     begin_stream(g, b);
-    const struct tensor x = batch_rows_of(*stream_in(g, b), b);
+    const struct tensor x = block_rows(*stream_in(g, b), b);
     if (chunk->layers) {
         const struct block_activations *k = &kept->block[0];
-        d->layernorm_forward(g->stream, batch_rows_of(k->ln1, b), batch_rows_of(k->stats1, b), x,
+        d->layernorm_forward(g->stream, block_rows(k->ln1, b), block_rows(k->stats1, b), x,
                              block_weight(g, PARAM_LN_1_W, chunk->first_layer),
                              block_weight(g, PARAM_LN_1_B, chunk->first_layer));
     } else if (chunk->head) {
-        d->layernorm_forward(g->stream, batch_rows_of(kept->ln_f, b), batch_rows_of(kept->stats_f, b), x,
-                             weight_of(g, PARAM_LN_F_W), weight_of(g, PARAM_LN_F_B));
+        d->layernorm_forward(g->stream, block_rows(kept->ln_f, b), block_rows(kept->stats_f, b), x,
+                             block_weight(g, PARAM_LN_F_W, -1), block_weight(g, PARAM_LN_F_B, -1));
     }
     for (int l = chunk->first_layer; l < chunk->first_layer + chunk->layers; l++) {
         block_forward(g, b, l);
@@ -156,7 +134,7 @@ static struct gpt_loss run_head(struct gpt *g, const struct gpt_batch *b, float 
                          tensor_slice(g->targets, first, count), scale);
         if (scale == 0.0f) continue;
         d->matmul(g->stream, tensor_slice(g->dy, first, count), logits, false, w, false, 0.0f);
-        d->matmul(g->stream, gradient_of(g, head_kind(g)), logits, true, x, false,
+        d->matmul(g->stream, block_gradient(g, head_kind(g), -1), logits, true, x, false,
                   accumulate || first > 0 ? 1.0f : 0.0f);
     }
     return loss_sums(g, rows);
@@ -178,13 +156,14 @@ static void tell_ready(const struct gpt *g, const struct gpt_backward_plan *plan
 static struct gpt_loss backward_head(struct gpt *g, const struct gpt_batch *b,
                                      const struct gpt_backward_plan *plan, float beta) {
     const struct gpt_activations *kept = block_set(g, b);
-    const struct tensor dx = batch_rows_of(kept->dx, b);
+    const struct tensor dx = block_rows(kept->dx, b);
     const struct gpt_loss sums = run_head(g, b, plan->scale, plan->accumulate);
     if (!g->config.tied && !g->split) tell_ready(g, plan, PARAM_HEAD, -1);
     g->device->fill_zero(g->stream, dx);
-    g->device->layernorm_backward(g->stream, dx, gradient_of(g, PARAM_LN_F_W), gradient_of(g, PARAM_LN_F_B),
-                                  batch_rows_of(g->dy, b), batch_rows_of(kept->x_out, b),
-                                  batch_rows_of(kept->stats_f, b), weight_of(g, PARAM_LN_F_W), beta);
+    g->device->layernorm_backward(g->stream, dx, block_gradient(g, PARAM_LN_F_W, -1),
+                                  block_gradient(g, PARAM_LN_F_B, -1), block_rows(g->dy, b),
+                                  block_rows(kept->x_out, b), block_rows(kept->stats_f, b),
+                                  block_weight(g, PARAM_LN_F_W, -1), beta);
     if (!g->split) tell_ready(g, plan, PARAM_LN_F_B, -1);
     return sums;
 }
@@ -192,14 +171,14 @@ static struct gpt_loss backward_head(struct gpt *g, const struct gpt_batch *b,
 static void backward_embedding(struct gpt *g, const struct gpt_batch *b, const struct gpt_backward_plan *plan,
                                float beta) {
     const struct gpt_activations *kept = block_set(g, b);
-    const struct tensor dx = batch_rows_of(kept->dx, b);
+    const struct tensor dx = block_rows(kept->dx, b);
     const struct dropout drop = block_dropout(g, b, DROPOUT_EMBEDDING, 0);
     if (drop.rate > 0.0f) g->device->dropout_apply(g->stream, dx, dx, drop);
     /* A tied head in this model has written its part of the token embedding's gradient already. */
     const bool added = g->config.tied && !g->table.shares_embedding;
-    g->device->embedding_backward(g->stream, gradient_of(g, PARAM_WTE), gradient_of(g, PARAM_WPE),
-                                  view_sequences(kept->dx, b), view_tokens(kept->tokens, b),
-                                  added ? 1.0f : beta, beta);
+    g->device->embedding_backward(g->stream, block_gradient(g, PARAM_WTE, -1),
+                                  block_gradient(g, PARAM_WPE, -1), block_sequences(kept->dx, b),
+                                  view_tokens(kept->tokens, b), added ? 1.0f : beta, beta);
     if (!g->split) tell_ready(g, plan, PARAM_WTE, -1);
 }
 

@@ -7,7 +7,7 @@ packages_for() {
     case $1 in
     build) echo gcc make libc6-dev libopenmpi-dev openmpi-bin libdnnl-dev libcjson-dev libinih-dev zlib1g-dev ;;
     demo) echo python3 ca-certificates ;;
-    test) echo python3 python3-pytest python3-matplotlib libcmocka-dev iproute2 procps ca-certificates ;;
+    test) echo python3 python3-pytest python3-matplotlib libcmocka-dev iproute2 procps curl wget ca-certificates ;;
     plot) echo python3 python3-matplotlib ;;
     lint) echo clang-format clang-tidy shellcheck ;;
     *) echo "install_deps.sh: found '$1', expected build, demo, test, plot or lint" >&2 && exit 2 ;;

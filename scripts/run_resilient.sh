@@ -11,7 +11,7 @@ usage: run_resilient.sh [options] [--] COMMAND [ARGUMENT...]
 Runs COMMAND, and runs it again with --resume auto added when its exit code says that another try may help:
 
   again      1 failure, 5 a peer is lost or timed out, 129 and more: killed by a signal
-  not again  0 finished, 2 bad input, 3 training diverged, 4 a model could not be saved, 75 stopped by a signal,
+  not again  0 finished, 2 bad input, 3 training diverged, 4 a checkpoint could not be saved, 75 stopped by a signal,
              any other
 
 Exits with the last exit code of COMMAND. SIGTERM and SIGUSR1 are passed on to COMMAND; after these, and after
@@ -88,7 +88,7 @@ meaning() {
         1) echo "failure" ;;
         2) echo "bad input" ;;
         3) echo "training diverged" ;;
-        4) echo "a model could not be saved" ;;
+        4) echo "a checkpoint could not be saved" ;;
         5) echo "a peer is lost or timed out" ;;
         75) echo "stopped by a signal" ;;
         *) if [[ $1 -gt 128 ]]; then echo "killed by signal $(($1 - 128))"; else echo "unknown to this script"; fi ;;

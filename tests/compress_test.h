@@ -81,9 +81,7 @@ static inline double hash_of(const float *x, int64_t count) {
 }
 
 static inline void assert_same_on_all_ranks(const char *what, double value) {
-    double range[2] = {value, -value};
-    comm_reduce(comm, range, 2, REDUCE_MAX);
-    if (range[0] != -range[1]) fail_msg("%s: ranks differ", what);
+    if (!comm_same(comm, value)) fail_msg("%s: ranks differ", what);
 }
 
 /* What this rank holds back of element i. */

@@ -16,9 +16,7 @@
 int checkpoint_write_config(const char *folder, const struct gpt_config *c, const char *tokenizer,
                             int64_t step, struct file_sum *sum, struct error *e) {
     char path[CHECKPOINT_PATH + 20];
-    struct file_output out;
     snprintf(path, sizeof path, "%s/config.json", folder);
-    if (files_output_open(&out, path, sum, e)) return -1;
     cJSON *config = cJSON_CreateObject();
     cJSON *architectures = cJSON_AddArrayToObject(config, "architectures");
     cJSON_AddItemToArray(architectures, cJSON_CreateString("GPT2LMHeadModel"));
@@ -39,10 +37,10 @@ int checkpoint_write_config(const char *folder, const struct gpt_config *c, cons
     cJSON_AddStringToObject(config, "tandem_tokenizer", tokenizer);
     cJSON_AddNumberToObject(config, "tandem_step", (double)step);
     char *text = cJSON_Print(config);
-    files_output_write(&out, text, strlen(text));
+    const int status = files_output_text(path, text, sum, e);
     free(text);
     cJSON_Delete(config);
-    return files_output_close(&out, e);
+    return status;
 }
 
 enum { LONGEST_RUN_DIR = 900 };

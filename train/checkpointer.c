@@ -106,7 +106,7 @@ int checkpointer_begin(struct checkpointer *c, int64_t step, struct error *e) {
     c->step = step;
     c->phase = CHECKPOINTER_FILES;
     c->config = c->index = (struct file_sum){0};
-    reducer_gather(&c->trainer->reducer);
+    reducer_gather_norms(&c->trainer->reducer);
     snapshot_take(&c->snapshot, c->trainer);
     if (leads(c)) {
         cJSON_Delete(c->manifest);
@@ -137,7 +137,7 @@ static void share_sums(struct checkpointer *c) {
 
 static void list_files(struct checkpointer *c) {
     manifest_add_file(c->manifest, "config.json", &c->config);
-    if (c->snapshot.stages > 1) manifest_add_file(c->manifest, "model.safetensors.index.json", &c->index);
+    if (c->snapshot.stages > 1) manifest_add_file(c->manifest, MODEL_INDEX, &c->index);
     for (int i = 0; i < c->snapshot.files; i++) {
         char name[SNAPSHOT_FILE_NAME];
         snapshot_name_file(i, c->snapshot.stages, name);

@@ -43,6 +43,13 @@ int files_output_close(struct file_output *out, struct error *e) {
     return error_set(e, "'%s' could not be written whole: %s", out->path, strerror(out->code));
 }
 
+int files_output_text(const char *path, const char *text, struct file_sum *sum, struct error *e) {
+    struct file_output out;
+    if (files_output_open(&out, path, sum, e)) return -1;
+    files_output_write(&out, text, strlen(text));
+    return files_output_close(&out, e);
+}
+
 int files_sum(const char *path, struct file_sum *sum, struct error *e) {
     *sum = (struct file_sum){.bytes = 0, .crc = (uint32_t)crc32(0, NULL, 0)};
     FILE *f = fopen(path, "rbe");

@@ -28,6 +28,9 @@ int files_output_open(struct file_output *out, const char *path, struct file_sum
 void files_output_write(struct file_output *out, const void *data, size_t bytes);
 int files_output_close(struct file_output *out, struct error *e);
 
+/* A text as a file, synced in place. */
+int files_output_text(const char *path, const char *text, struct file_sum *sum, struct error *e);
+
 /* Reads a file for its sum. -1 with a message if it cannot be read. */
 int files_sum(const char *path, struct file_sum *sum, struct error *e);
 

@@ -7,7 +7,6 @@
 #include <unistd.h>
 #include <zlib.h>
 
-#include "train/checkpoint.h"
 #include "train/options_json.h"
 #include "train/sealed_json.h"
 
@@ -88,15 +87,19 @@ void manifest_add_file(cJSON *m, const char *name, const struct file_sum *sum) {
     cJSON_AddStringToObject(entry, "crc32", text);
 }
 
+void manifest_path(char *path, const char *checkpoint) {
+    snprintf(path, MANIFEST_PATH, "%s/training.json", checkpoint);
+}
+
 int manifest_write(const cJSON *m, const char *checkpoint, struct error *e) {
-    char path[CHECKPOINT_PATH + 20];
-    snprintf(path, sizeof path, "%s/training.json", checkpoint);
+    char path[MANIFEST_PATH];
+    manifest_path(path, checkpoint);
     return sealed_json_write(path, m, e);
 }
 
 cJSON *manifest_read(const char *checkpoint, struct error *e) {
-    char path[CHECKPOINT_PATH + 20];
-    snprintf(path, sizeof path, "%s/training.json", checkpoint);
+    char path[MANIFEST_PATH];
+    manifest_path(path, checkpoint);
     cJSON *m = sealed_json_read(path, e);
     if (!m || manifest_number(m, "format") == FORMAT) return m;
     error_set(e, "'%s' has format %lld, expected %d: it is of another version of tandem", path,
@@ -139,8 +142,8 @@ int manifest_verify(const cJSON *m, const char *checkpoint, const char *name, st
 }
 
 int manifest_verify_model(const char *checkpoint, struct error *e) {
-    char path[CHECKPOINT_PATH + 20];
-    snprintf(path, sizeof path, "%s/training.json", checkpoint);
+    char path[MANIFEST_PATH];
+    manifest_path(path, checkpoint);
     if (access(path, F_OK) != 0) return 0; /* a model from elsewhere */
     cJSON *m = manifest_read(checkpoint, e);
     int status = !m || manifest_verify(m, checkpoint, "config.json", e);

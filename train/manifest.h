@@ -3,7 +3,7 @@
 #ifndef TANDEM_MANIFEST_H
 #define TANDEM_MANIFEST_H
 
-#include "train/files.h"
+#include "train/checkpoint.h"
 #include "train/state.h"
 
 struct cJSON;
@@ -12,7 +12,11 @@ struct cJSON;
 struct cJSON *manifest_create(struct trainer *trainer, int64_t step);
 void manifest_add_file(struct cJSON *manifest, const char *name, const struct file_sum *sum);
 
-/* CHECKPOINT/training.json. read: NULL with a message if it is missing or damaged; free with cJSON_Delete. */
+/* path[MANIFEST_PATH] of CHECKPOINT/training.json. */
+enum { MANIFEST_PATH = CHECKPOINT_PATH + 20 };
+void manifest_path(char *path, const char *checkpoint);
+
+/* read: NULL with a message if it is missing or damaged; free with cJSON_Delete. */
 int manifest_write(const struct cJSON *manifest, const char *checkpoint, struct error *e);
 struct cJSON *manifest_read(const char *checkpoint, struct error *e);
 

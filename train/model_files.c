@@ -11,8 +11,6 @@
 #include "train/checkpoint.h"
 #include "train/snapshot.h"
 
-static const char index_name[] = "model.safetensors.index.json";
-
 /* Adds a file unless it is open already. */
 static int open_file(struct model_files *m, const char *checkpoint, const char *name, struct error *e) {
     char path[CHECKPOINT_PATH + SNAPSHOT_FILE_NAME];
@@ -25,9 +23,9 @@ static int open_file(struct model_files *m, const char *checkpoint, const char *
 }
 
 int model_files_open(struct model_files *m, const char *checkpoint, struct error *e) {
-    char path[CHECKPOINT_PATH + sizeof index_name];
+    char path[CHECKPOINT_PATH + sizeof MODEL_INDEX];
     *m = (struct model_files){0};
-    snprintf(path, sizeof path, "%s/%s", checkpoint, index_name);
+    snprintf(path, sizeof path, "%s/%s", checkpoint, MODEL_INDEX);
     if (access(path, F_OK) != 0) return open_file(m, checkpoint, "model.safetensors", e);
     char *text = files_read_text(path, e);
     if (!text) return -1;
@@ -95,16 +93,13 @@ static char *print_index(const struct gpt_config *config, int stages, int chunks
 int model_files_write_index(const char *folder, const struct gpt_config *config, int stages, int chunks,
                             struct file_sum *sum, struct error *e) {
     struct gpt_chunk *all = memory_alloc(sizeof *all * (size_t)(stages * chunks));
-    struct file_output out;
-    char path[CHECKPOINT_PATH + sizeof index_name];
-    snprintf(path, sizeof path, "%s/%s", folder, index_name);
-    int status =
-        partition_model(config, stages * chunks, all, e) || files_output_open(&out, path, sum, e) ? -1 : 0;
+    char path[CHECKPOINT_PATH + sizeof MODEL_INDEX];
+    snprintf(path, sizeof path, "%s/%s", folder, MODEL_INDEX);
+    int status = partition_model(config, stages * chunks, all, e);
     if (!status) {
         char *text = print_index(config, stages, chunks, all);
-        files_output_write(&out, text, strlen(text));
+        status = files_output_text(path, text, sum, e);
         free(text);
-        status = files_output_close(&out, e);
     }
     free(all);
     return status;

@@ -6,6 +6,9 @@
 #include "model/params.h"
 #include "train/safetensors.h"
 
+/* The index, beside the files. */
+#define MODEL_INDEX "model.safetensors.index.json"
+
 /* Open for reading. */
 struct model_files {
     struct safetensors *file; /* [files] */
@@ -19,7 +22,7 @@ void model_files_close(struct model_files *m);
 /* The file that has the tensor; where none has, the first. */
 const struct safetensors *model_files_with(const struct model_files *m, const char *name);
 
-/* Writes FOLDER/model.safetensors.index.json for a model saved by so many stages of so many chunks. */
+/* Writes FOLDER/MODEL_INDEX for a model saved by so many stages of so many chunks. */
 int model_files_write_index(const char *folder, const struct gpt_config *config, int stages, int chunks,
                             struct file_sum *sum, struct error *e);
 

@@ -83,14 +83,6 @@ void optimizer_gradient_squares(const struct gpt *g, double *squares) {
     }
 }
 
-static int64_t maximum(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
-static int64_t minimum(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 void optimizer_update(struct optimizer *o, struct gpt *g, double lr, double norm,
                       const struct optimizer_range *range, int ranges, int64_t step) {
     const struct optimizer_range everything = {.count = g->table.elements, .gradients = 1};

@@ -52,12 +52,6 @@ static int peak(const struct schedule *s, int stage, int chunk, unsigned takes, 
     return most;
 }
 
-static bool splits_backward(const struct schedule *s, int stage) {
-    for (int i = 0; i < s->count[stage]; i++)
-        if (s->list[stage][i].kind == ACTION_BACKWARD_WEIGHT) return true;
-    return false;
-}
-
 static void create_stations(struct pipeline *p) {
     const struct schedule *s = &p->schedule;
     const int stage = p->comm->rank;
@@ -86,7 +80,7 @@ static void create_model(struct pipeline *p, const struct gpt_config *config, co
         sets[c] = p->station[c].slots;
         inputs[c] = p->station[c].inboxes;
     }
-    const struct gpt_stage stage = {own, sets, inputs, s->chunks, splits_backward(s, p->comm->rank)};
+    const struct gpt_stage stage = {own, sets, inputs, s->chunks, schedule_splits_backward(s, p->comm->rank)};
     gpt_create_stage(p->gpt, config, device, p->micro_batch, &stage);
     free(own);
     free(sets);
@@ -147,13 +141,17 @@ static struct gpt_batch batch_in(const struct execution *x, const struct action 
     return b;
 }
 
+static double milliseconds_since(double start) {
+    return 1e3 * (clock_seconds() - start);
+}
+
 /* Ends a message under way. */
 static void wait_for(struct execution *x, struct work *work, bool *open) {
     const double since = clock_seconds();
     if (!*open) return;
     comm_end(x->pipeline->comm, work);
     *open = false;
-    x->result.bubble_ms += 1e3 * (clock_seconds() - since);
+    x->result.bubble_ms += milliseconds_since(since);
 }
 
 static int peer_of(const struct execution *x, const struct action *a) {
@@ -226,10 +224,6 @@ static int take_input(struct execution *x, const struct action *a) {
     wait_for(x, &t->inbox[input].work, &open);
     t->inbox[input].micro_batch = -1;
     return input;
-}
-
-static double milliseconds_since(double start) {
-    return 1e3 * (clock_seconds() - start);
 }
 
 static void add_loss(struct execution *x, struct gpt_loss part) {

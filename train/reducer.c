@@ -238,7 +238,7 @@ static void replan(struct reducer *r, bool shared, int64_t step) {
     bucket_engine_replan(engine, &plan);
 }
 
-void reducer_gather(struct reducer *r) {
+void reducer_gather_norms(struct reducer *r) {
     const int stages = r->mesh->pp, stage = r->mesh->stage;
     double *sizes = memory_alloc_zeroed(sizeof *sizes * 2 * (size_t)stages); /* how many buckets, how large */
     sizes[2 * stage] = buckets_of(r);
@@ -258,7 +258,7 @@ void reducer_gather(struct reducer *r) {
     comm_reduce(r->mesh->pipe, r->all_norms, r->all_buckets, REDUCE_SUM);
 }
 
-void reducer_scatter(struct reducer *r) {
+void reducer_scatter_norms(struct reducer *r) {
     memcpy(r->norm_squared, r->all_norms + r->first_bucket, sizeof *r->norm_squared * (size_t)buckets_of(r));
 }
 

@@ -64,8 +64,8 @@ void reducer_update(struct reducer *reducer, struct optimizer *optimizer, struct
 /* Shows the numbers that must survive to a checkpoint, but for those of the tuner and the compressors. The norms are those of the
  * buckets of all stages: gather brings them together before, scatter takes them apart after they have been loaded. Gather is
  * collective over the pipeline. */
-void reducer_gather(struct reducer *reducer);
-void reducer_scatter(struct reducer *reducer);
+void reducer_gather_norms(struct reducer *reducer);
+void reducer_scatter_norms(struct reducer *reducer);
 void reducer_visit(struct reducer *reducer, kept_take *take, void *context);
 
 /* Cuts anew for `step`, as the state of its tuner says: after that has been loaded, before reducer_visit loads the rest. */

@@ -46,8 +46,8 @@ static bool lies_in_run_dir(const char *checkpoint, const char *run_dir) {
 }
 
 static cJSON *read_manifest(const char *checkpoint, struct error *e) {
-    char path[CHECKPOINT_PATH + 20];
-    snprintf(path, sizeof path, "%s/training.json", checkpoint);
+    char path[MANIFEST_PATH];
+    manifest_path(path, checkpoint);
     if (access(path, F_OK) != 0) {
         error_set(e,
                   "'%s' holds a model, but no training.json: nothing to go on from; expected a checkpoint "
@@ -64,10 +64,7 @@ static cJSON *read_manifest(const char *checkpoint, struct error *e) {
 /* All ranks must have found the same. Collective. */
 static int agree_on_checkpoint(struct comm *comm, const cJSON *m, struct error *e) {
     const char *seal = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(m, "crc32"));
-    double low = m ? (double)strtoul(seal, NULL, 16) : -1, high = low;
-    comm_reduce(comm, &low, 1, REDUCE_MIN);
-    comm_reduce(comm, &high, 1, REDUCE_MAX);
-    if (low == high) return 0;
+    if (comm_same(comm, m ? (double)strtoul(seal, NULL, 16) : -1)) return 0;
     return error_set(
         e, "the ranks find different checkpoints to resume from; expected a folder that all hosts share");
 }
@@ -174,9 +171,9 @@ static void load_numbers(struct loading *l, int64_t step) {
     state_visit_switched_numbers(t, manifest_load_number, &switched);
     if (tuner->active && !l->same_ranks) tuner_measure_anew(tuner, step);
     if (tuner->active) reducer_replan(&t->reducer, step);
-    reducer_gather(&t->reducer);
+    reducer_gather_norms(&t->reducer);
     state_visit_numbers(t, manifest_load_number, &numbers);
-    reducer_scatter(&t->reducer);
+    reducer_scatter_norms(&t->reducer);
     l->reset += numbers.missing;
 }
 

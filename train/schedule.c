@@ -76,6 +76,12 @@ void schedule_emit(struct schedule *s, int stage, enum action_kind kind, int chu
     s->list[stage][s->count[stage]++] = (struct action){kind, chunk, micro_batch};
 }
 
+bool schedule_splits_backward(const struct schedule *s, int stage) {
+    for (int i = 0; i < s->count[stage]; i++)
+        if (s->list[stage][i].kind == ACTION_BACKWARD_WEIGHT) return true;
+    return false;
+}
+
 int schedule_peer(const struct schedule *s, int stage, const struct action *a) {
     const bool next = a->kind == ACTION_SEND_FORWARD || a->kind == ACTION_RECEIVE_BACKWARD;
     return (stage + (next ? 1 : s->stages - 1)) % s->stages;

@@ -57,6 +57,9 @@ void schedule_free(struct schedule *s);
 /* The kind in words, for messages: "send forward". */
 const char *schedule_action_name(enum action_kind kind);
 
+/* Whether the stage does the backward pass in two parts. */
+bool schedule_splits_backward(const struct schedule *s, int stage);
+
 /* The stage at the other end of a message (a send or a receive) of `stage`. */
 int schedule_peer(const struct schedule *s, int stage, const struct action *a);
 

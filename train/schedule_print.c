@@ -93,10 +93,8 @@ static void print_legend(const struct grid *g, FILE *out) {
         const char last = (char)('A' + s->chunks - 1);
         fprintf(out, "A..%c forward, a..%c backward of chunk 0..%d", last, last - 'A' + 'a', s->chunks - 1);
     } else {
-        bool split = false;
-        for (int i = 0; i < s->count[0]; i++) split |= s->list[0][i].kind == ACTION_BACKWARD_WEIGHT;
-        fprintf(out,
-                split ? "F forward, B backward of the input, W of the weights" : "F forward, B backward");
+        fprintf(out, schedule_splits_backward(s, 0) ? "F forward, B backward of the input, W of the weights"
+                                                    : "F forward, B backward");
     }
     fprintf(out, ", with the micro-batch; - goes on, . idle\n");
     if (g->rounded || g->unit != 1)

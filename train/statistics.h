@@ -1,4 +1,4 @@
-/* The statistics of a comparison: medians, means, Student's t and the bounds of a paired difference. NaN: not known. */
+/* The statistics of measurements and comparisons: medians, means, Student's t and the bounds of a paired difference. NaN: not known. */
 #ifndef TANDEM_STATISTICS_H
 #define TANDEM_STATISTICS_H
 

@@ -257,11 +257,8 @@ static double hash_weights(const struct trainer *t, int64_t first, int64_t end) 
 }
 
 static void check_same(struct comm *comm, double hash, int64_t step, const char *what) {
-    double low = hash, high = hash;
-    comm_reduce(comm, &low, 1, REDUCE_MIN);
-    comm_reduce(comm, &high, 1, REDUCE_MAX);
-    CHECK(low == high, "after step %lld %s; this is a bug in tandem or in the machine", (long long)step + 1,
-          what);
+    CHECK(comm_same(comm, hash), "after step %lld %s; this is a bug in tandem or in the machine",
+          (long long)step + 1, what);
 }
 
 void trainer_check_ranks(struct trainer *t, int64_t step) {

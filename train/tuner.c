@@ -2,7 +2,8 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "train/statistics.h"
 
 enum { INTERVAL_MAX = 64, UNITS_MAX = 256, BUCKET_MIN = 1 << 15 };
 static const double hysteresis = 0.1;
@@ -70,18 +71,6 @@ void tuner_measure_anew(struct tuner *t, int64_t step) {
     t->samples = 0;
 }
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(const double *values) {
-    double sorted[TUNER_SAMPLES];
-    memcpy(sorted, values, sizeof sorted);
-    qsort(sorted, TUNER_SAMPLES, sizeof *sorted, by_value);
-    return sorted[TUNER_SAMPLES / 2];
-}
-
 /* Equal units of `total` elements, a multiple of the interval of them, each taking about unit_share of the window. */
 static int64_t decide_units(const struct tuner *t, double total) {
     const double wanted = total * unit_share * t->window_ms / fmax(t->comm_ms, 1e-6);
@@ -91,8 +80,8 @@ static int64_t decide_units(const struct tuner *t, double total) {
 }
 
 static void decide(struct tuner *t, double total, int64_t step) {
-    t->comm_ms = median(t->comm);
-    t->window_ms = median(t->window);
+    t->comm_ms = statistics_median(t->comm, TUNER_SAMPLES);
+    t->window_ms = statistics_median(t->window, TUNER_SAMPLES);
     const int64_t before = t->next == TUNER_WARMUP ? 0 : t->interval;
     t->interval = tuner_decide(t->comm_ms, t->window_ms, before);
     t->units = t->interval > 1 ? decide_units(t, total) : 0;

@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "train/writer.h"
 
-#include <signal.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,17 +29,12 @@ static void *run_job(void *context) {
 }
 
 void writer_start(struct writer *w, int (*job)(void *context, struct error *e), void *context) {
-    sigset_t all, before;
     CHECK(!w->busy, "a job is started while another is under way");
     w->job = job;
     w->context = context;
     w->busy = true;
     w->finished = false;
-    /* Signals are for the thread that computes: none may cut a write short. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     const int code = pthread_create(&w->thread, NULL, run_job, w);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     CHECK(code == 0, "the thread that writes checkpoints cannot be started: error %d", code);
 }
 

@@ -1,6 +1,7 @@
 /* Which elements are the largest. Magnitudes are compared as bits, which order like the values. Never a sort: a threshold
  * that keeps somewhat more than k elements is guessed from a sample, one pass collects what reaches it, and a radix select
  * finds the k-th largest among those. Where the guess was too high, everything is collected: the result is always exact. */
+#include "kernels/bits.h"
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>
@@ -15,9 +16,7 @@ struct candidates {
 };
 
 static inline uint32_t magnitude_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits & 0x7fffffff;
+    return bits_from_float(x) & 0x7fffffff;
 }
 
 static inline bool group_reaches(const float *x, uint32_t least) {
@@ -120,8 +119,7 @@ void cpu_kth_magnitude(struct stream *s, float *result, struct tensor x, int64_t
     (void)s;
     const struct candidates c = collect_largest(tensor_f32(x), tensor_count(x), k);
     int64_t equal;
-    const uint32_t bits = radix_select(c.magnitude, c.count, k, &equal);
-    memcpy(result, &bits, sizeof bits);
+    *result = float_from_bits(radix_select(c.magnitude, c.count, k, &equal));
 }
 
 void cpu_select_above(struct stream *s, struct tensor index, struct tensor value, struct tensor x,

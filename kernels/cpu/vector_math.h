@@ -3,20 +3,8 @@
 #define TANDEM_VECTOR_MATH_H
 
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
-static inline float float_from_bits(uint32_t bits) {
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-static inline uint32_t bits_from_float(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    return bits;
-}
+#include "kernels/bits.h"
 
 /* exp(x) to 2e-7 relative. Below -87.3, where the result would be denormal, 0; above 88.72, infinity; NaN
  * stays. x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to an integer and leaves it in the low
